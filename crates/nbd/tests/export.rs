@@ -124,6 +124,39 @@ fn programs_find_holes_of_sparse_file() {
 }
 
 #[test]
+fn sparse_copies_into_image_allocate_their_data_alone() {
+    require_programs!("nbdcopy" of "libnbd-bin", "qemu-img" of "qemu-utils");
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    let file = std::fs::File::create(&source).unwrap();
+    file.set_len(512 << 20).unwrap();
+    for piece in 0..8 {
+        file.write_all_at(&vec![7; 1 << 20], piece * (60 << 20)).unwrap();
+    }
+    drop(file);
+    let from = source.display().to_string();
+    let convert = ["convert", "-n", "-f", "raw", "-O", "raw"];
+    for discard in [false, true] {
+        for program in ["nbdcopy", "qemu-img"] {
+            let path = directory.path().join("target");
+            std::fs::File::create(&path).unwrap().set_len(512 << 20).unwrap();
+            let options = FileOptions { discard, ..FileOptions::default() };
+            let disk = FileDisk::open(&path, &options).unwrap();
+            if !disk.facts().can_discard {
+                return support::needs::skip("the file system has no holes");
+            }
+            let served = Served::new(&(Arc::new(disk) as Arc<dyn Disk>));
+            let uri = served.uri();
+            let before: &[&str] = if program == "nbdcopy" { &["--flush"] } else { &convert };
+            run(program, &[before, &[&from, &uri]].concat());
+            let allocated = std::fs::metadata(&path).unwrap().blocks() * 512;
+            assert!(allocated < 12 << 20, "{program}, discard {discard}: {allocated} bytes");
+            run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &from, &uri]);
+        }
+    }
+}
+
+#[test]
 fn nbdcopy_over_several_connections_copies_in_and_out() {
     require_programs!("nbdcopy" of "libnbd-bin");
     let served = Served::new(&memory(64 << 20));

@@ -95,13 +95,13 @@ fn disk_over_several_connections_to_qemu_nbd_conforms() {
     conformance::check(&disk, 23);
 }
 
-/// Starts `nbdkit` on a TCP port and opens its disk. Returns `None` if another process took the port.
-fn over_tcp() -> Option<(Background, NbdDisk)> {
+/// Starts `nbdkit` on a TCP port of IPv4 and opens its disk at `host`. Returns `None` if another process took the port.
+fn over_tcp(host: &str) -> Option<(Background, NbdDisk)> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = port.to_string();
     let args = ["-f", "-p", &text, "-i", "127.0.0.1", "-e", "a disk", "memory", "size=8M"];
     let server = Background::start("nbdkit", &args);
-    let address = format!("nbd://127.0.0.1:{port}/a%20disk").parse().unwrap();
+    let address = format!("nbd://{host}:{port}/a%20disk").parse().unwrap();
     let until = Instant::now() + Duration::from_secs(10);
     while Instant::now() < until {
         if let Ok(disk) = NbdDisk::open(&address, &NbdOptions::default()) {
@@ -116,8 +116,18 @@ fn over_tcp() -> Option<(Background, NbdDisk)> {
 fn disk_over_tcp_conforms() {
     require_programs!("nbdkit" of "nbdkit");
     // The port may be taken by another process between its choice and the start: then another one is tried.
-    let (_server, disk) = (0..5).find_map(|_| over_tcp()).expect("a server that can be reached");
+    let (_server, disk) =
+        (0..5).find_map(|_| over_tcp("127.0.0.1")).expect("a server that can be reached");
     conformance::check(&disk, 24);
+}
+
+#[test]
+fn server_of_ipv4_alone_is_found_under_name_with_addresses_of_both_families() {
+    require_programs!("nbdkit" of "nbdkit");
+    let (_server, disk) = (0..5).find_map(|_| over_tcp("localhost")).expect("a server");
+    let mut driver = Driver::new(disk.queue(2).unwrap());
+    driver.write(4096, &[1; 4096]).unwrap();
+    assert_eq!(driver.read(4096, 4096), Ok(vec![1; 4096]));
 }
 
 #[test]

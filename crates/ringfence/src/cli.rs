@@ -14,6 +14,7 @@ pub use pages::{ManArgs, write_completions};
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
@@ -335,7 +336,8 @@ pub struct RunArgs {
     ///
     /// `sector=512` or `4096`: the unit of requests; by default the device's, and 512 for files.
     ///
-    /// `discard`: ranges that the guest discards are returned to the file system.
+    /// `discard`: ranges that the guest discards, or zeroes, are returned to the file system. Zeros are stored as holes
+    /// of a file that has holes already even without it.
     ///
     /// `format=raw`: the file is raw although it begins like an image of another format or a LUKS volume; such a
     /// file is refused otherwise.
@@ -346,7 +348,8 @@ pub struct RunArgs {
     /// connection is tried (30); `connect=`, seconds that connecting may take (10).
     ///
     /// A file is locked while it is a disk; a second user waits at most ten seconds.
-    #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]",
+    #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]", allow_hyphen_values = true,
+          value_parser = OsStringValueParser::new().try_map(|text| DiskSpec::parse(&text)),
           help_heading = heading::DISKS)]
     pub disks: Vec<DiskSpec>,
 
@@ -646,6 +649,21 @@ mod tests {
         let given = options_of_uplink("-m 512m --cpus 1.5 --pids-limit 100").limits;
         assert_eq!(given.to_string(), "memory 512 MiB, 1.5 processors, 100 processes");
         assert!(options_of_uplink("--memory 0 --cpus 0 --pids -1").limits.is_empty());
+    }
+
+    #[test]
+    fn path_of_disk_may_begin_with_dash_and_have_any_bytes() {
+        use std::os::unix::ffi::OsStrExt;
+        for path in [&b"-dash"[..], b"--ro", b"\xff\xfe"] {
+            let words = [b"ringfence", &b"run"[..], b"--disk", path, b"--", b"true"];
+            let words = words.map(std::ffi::OsStr::from_bytes);
+            let Command::Run(args) = Cli::try_parse_from(words).unwrap().command else {
+                panic!("another command")
+            };
+            let options = args.into_options();
+            assert_eq!(options.disks[0], DiskSpec::parse(words[3]).unwrap());
+            assert_eq!(options.command, ["true"]);
+        }
     }
 
     #[test]

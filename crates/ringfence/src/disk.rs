@@ -1,7 +1,9 @@
 //! Disks of a guest on the command line: `--disk PATH[,ro][,mode=…][,cache=…]…`. The address of an NBD
-//! server may stand in place of the path.
+//! server may stand in place of the path. A path has any bytes but commas.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -101,22 +103,47 @@ fn apply_to_server(
     Ok(true)
 }
 
-impl FromStr for DiskSpec {
-    type Err = String;
+impl Source {
+    /// Parses a path or the address of a server.
+    fn parse(location: &OsStr) -> Result<Source, String> {
+        let text = location.to_string_lossy();
+        if NbdAddress::is_meant(&text) {
+            let address = location.to_str().ok_or_else(|| {
+                format!("{text}: bytes of an address that are no UTF-8 are written as %XX")
+            })?;
+            let address = address.parse().map_err(|error| format!("{error}"))?;
+            return Ok(Source::Nbd { address, options: NbdOptions::default() });
+        }
+        let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+        if !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(format!(
+                "{text}: a disk is a file, a block device or on an NBD server (nbd://HOST/NAME); a file of \
+                 that name is ./{text}"
+            ));
+        }
+        Ok(Source::File { path: location.into(), options: FileOptions::default() })
+    }
+}
 
-    fn from_str(text: &str) -> Result<DiskSpec, String> {
-        let mut parts = text.split(',');
+impl DiskSpec {
+    /// Parses an option of the command line. Only its path may have bytes that are no UTF-8.
+    ///
+    /// # Errors
+    ///
+    /// Returns a text for the user.
+    pub(crate) fn parse(text: &OsStr) -> Result<DiskSpec, String> {
+        let mut parts = text.as_bytes().split(|byte| *byte == b',');
         let location =
             parts.next().filter(|location| !location.is_empty()).ok_or("the path is missing")?;
-        let mut source = match NbdAddress::is_meant(location) {
-            true => Source::Nbd {
-                address: location.parse().map_err(|error| format!("{error}"))?,
-                options: NbdOptions::default(),
-            },
-            false => Source::File { path: location.into(), options: FileOptions::default() },
-        };
+        let mut source = Source::parse(OsStr::from_bytes(location))?;
         let mut mode = Mode::Persistent;
         for part in parts {
+            let part = std::str::from_utf8(part).map_err(|_| {
+                let part = String::from_utf8_lossy(part);
+                format!(
+                    "`{part}` is no option: its bytes are no UTF-8 (a path cannot have a comma)"
+                )
+            })?;
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let option = DiskOption { name, value };
             let (known, all) = match &mut source {
@@ -139,6 +166,14 @@ impl FromStr for DiskSpec {
             }
         }
         Ok(DiskSpec { source, mode })
+    }
+}
+
+impl FromStr for DiskSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskSpec, String> {
+        DiskSpec::parse(OsStr::new(text))
     }
 }
 
@@ -205,6 +240,22 @@ mod tests {
     }
 
     #[test]
+    fn path_of_any_bytes_is_kept_and_options_are_text() {
+        for path in [&b"-dash"[..], b"--", b"\xff\xfe.img", b"./https://x", b"a:b", b"/x://y"] {
+            let path = OsStr::from_bytes(path);
+            let spec = DiskSpec::parse(path).unwrap();
+            assert_eq!(
+                spec.source,
+                Source::File { path: path.into(), options: Default::default() }
+            );
+        }
+        for text in [&b"x,ro\xff"[..], b"nbd://h/\xff"] {
+            let error = DiskSpec::parse(OsStr::from_bytes(text)).unwrap_err();
+            assert!(error.contains("no UTF-8"), "{error}");
+        }
+    }
+
+    #[test]
     fn server_address_with_timeouts_is_parsed() {
         let text = "nbd+unix:///x?socket=/s,ro,mode=copy,timeout=0.5,stall=2,connect=3";
         let spec: DiskSpec = text.parse().unwrap();
@@ -237,6 +288,12 @@ mod tests {
             ("nbd://h,timeout=0", "seconds are wanted"),
             ("nbd://h,timeout=nan", "seconds are wanted"),
             ("nbd://", "host is missing"),
+            ("NBD://h", "small letters"),
+            ("nbd:unix:/s", "nbd+unix:///?socket=/s"),
+            ("nbd+vsock://2:1", "vsock"),
+            ("nbd://h/x?socket=/s", "socket="),
+            ("https://h/x", "./https://h/x"),
+            ("ssh://h/x,ro", "NBD server"),
         ] {
             let error = text.parse::<DiskSpec>().unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

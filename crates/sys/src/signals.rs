@@ -132,6 +132,13 @@ pub fn restore_default(number: i32) -> io::Result<()> {
     if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Ignores `SIGXFSZ`, so that a write beyond the limit of the size of files (`RLIMIT_FSIZE`) fails with `EFBIG` and the
+/// process goes on.
+pub fn ignore_file_size_signal() {
+    // SAFETY: no handler is installed. The call cannot fail for this signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Set if this program was started with `SIGPIPE` ignored.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 

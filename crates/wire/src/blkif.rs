@@ -2,13 +2,14 @@
 //!
 //! Each queue has one ring. The frontend posts requests that name sectors of the disk and pages of its
 //! memory; the backend answers each with a status. The key `protocol` selects the layout of requests
-//! ([`Abi`]). A request has one of four forms in the same slot:
+//! ([`Abi`]). A request has one of five forms in the same slot:
 //!
 //! ```text
 //! direct     operation and up to 11 segments in the slot itself
 //! indirect   INDIRECT and the inner operation; segments are in up to 8 pages of their own
 //! discard    a sector range, no segments
 //! extents    a sector range, and the page for the list of its extents (Ringfence only)
+//! zeros      a sector range to fill with zeros, no segments (Ringfence only)
 //! ```
 //!
 //! The frontend controls every byte of a slot and of an indirect page. [`BlkRequest::parse`] validates a
@@ -25,7 +26,9 @@ pub mod keys;
 mod layout;
 mod request;
 
-pub use emit::{RequestName, direct, discard, extents, indirect, indirect_descriptors};
+pub use emit::{
+    RequestName, direct, discard, extents, indirect, indirect_descriptors, write_zeroes,
+};
 pub use extents::{EXTENT_BYTES, EXTENTS_MAX, Extent, ExtentState};
 pub use layout::{Abi, Response, Slot, Status};
 pub use request::{

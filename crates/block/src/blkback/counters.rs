@@ -15,6 +15,8 @@ pub struct QueueCounters {
     /// Flush and barrier requests.
     pub flushes: Counter,
     pub discards: Counter,
+    /// Requests that write zeros to a range, without data.
+    pub zeroes: Counter,
     pub extents: Counter,
     /// Reads and writes with indirect segments (descriptors in pages of their own).
     pub indirect: Counter,
@@ -47,6 +49,7 @@ impl QueueCounters {
             of("writes", &self.writes),
             of("flushes", &self.flushes),
             of("discards", &self.discards),
+            of("zeroes", &self.zeroes),
             of("extents", &self.extents),
             of("indirect", &self.indirect),
             of("read_bytes", &self.read_bytes),
@@ -77,6 +80,7 @@ impl QueueCounters {
             }
             None => match work {
                 Work::Discard { .. } => self.discards.add(1),
+                Work::Zeroes { .. } => self.zeroes.add(1),
                 Work::Extents { .. } => self.extents.add(1),
                 _ => {}
             },

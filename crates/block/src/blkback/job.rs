@@ -21,6 +21,12 @@ pub(super) enum Work {
         sectors: u64,
         secure: bool,
     },
+    /// Zeros for a range, without data.
+    Zeroes {
+        sector: u64,
+        sectors: u64,
+        allocate: bool,
+    },
     /// Query of the extents of a range.
     Extents {
         sector: u64,
@@ -36,7 +42,9 @@ impl Work {
             Work::Transfer(transfer)
             | Work::Flush(Some(transfer))
             | Work::Barrier(Some(transfer)) => (transfer.sector, transfer.sectors),
-            Work::Discard { sector, sectors, .. } => (sector, sectors),
+            Work::Discard { sector, sectors, .. } | Work::Zeroes { sector, sectors, .. } => {
+                (sector, sectors)
+            }
             Work::Flush(None) | Work::Barrier(None) | Work::Extents { .. } => return None,
         };
         Some(ChangedSectors { first, end: first.saturating_add(sectors) })
@@ -47,7 +55,7 @@ impl Work {
         match self {
             Work::Transfer(transfer) => Some(transfer),
             Work::Flush(transfer) | Work::Barrier(transfer) => transfer,
-            Work::Discard { .. } | Work::Extents { .. } => None,
+            Work::Discard { .. } | Work::Zeroes { .. } | Work::Extents { .. } => None,
         }
     }
 
@@ -66,6 +74,7 @@ impl Work {
             Work::Transfer(_) => Op::Write { fua: false },
             Work::Flush(_) | Work::Barrier(_) => Op::Flush,
             Work::Discard { secure, .. } => Op::Discard { secure },
+            Work::Zeroes { allocate, .. } => Op::WriteZeroes { allocate },
             Work::Extents { .. } => Op::Extents,
         }
     }
@@ -80,9 +89,12 @@ impl Work {
     pub(super) fn range(self, op: Op) -> (u64, u64) {
         match (op, self) {
             (Op::Flush, _) => (0, 0),
-            (_, Work::Discard { sector, sectors, .. } | Work::Extents { sector, sectors }) => {
-                (sector, sectors)
-            }
+            (
+                _,
+                Work::Discard { sector, sectors, .. }
+                | Work::Zeroes { sector, sectors, .. }
+                | Work::Extents { sector, sectors },
+            ) => (sector, sectors),
             (_, work) => work.transfer().map_or((0, 0), |t| (t.sector, t.sectors)),
         }
     }
@@ -256,6 +268,7 @@ mod tests {
             assert!(in_flight.may_start(read(sector, sectors)));
         }
         assert!(!in_flight.may_start(Work::Discard { sector: 15, sectors: 1, secure: false }));
+        assert!(!in_flight.may_start(Work::Zeroes { sector: 15, sectors: 1, allocate: false }));
         assert!(in_flight.may_start(Work::Flush(None)));
         assert!(in_flight.may_start(Work::Extents { sector: 8, sectors: 8 }));
         in_flight.ended(write(8, 8));

@@ -192,6 +192,7 @@ pub fn rules_for(geometry: &Geometry, options: &BlkbackOptions) -> Rules {
         barrier: !geometry.read_only,
         discard: geometry.discard.is_some() && !geometry.read_only,
         extents: geometry.extents,
+        write_zeroes: geometry.write_zeroes && !geometry.read_only,
         indirect_segments: options.indirect_segments,
     }
 }

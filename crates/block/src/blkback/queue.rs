@@ -11,6 +11,12 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use super::counters::QueueCounters;
+use super::fault::QueueFault;
+use super::job::{InFlight, Job, JobTable, Work};
+use super::pages::{access_for, grant_rule, page_ranges};
+use crate::storage::failure::Failure;
+use crate::storage::{self, DiskQueue, Done, Op, Segment};
 use ringfence_access::RequestAccess;
 use ringfence_access::request_access::PageError;
 use ringfence_memory::PAGE_SIZE;
@@ -20,13 +26,6 @@ use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, BlkRequest, Body, IndirectHead, Response, Rules, SegmentRange, Slot, Status,
 };
-use rustix::io::Errno;
-
-use super::counters::QueueCounters;
-use super::fault::QueueFault;
-use super::job::{InFlight, Job, JobTable, Work};
-use super::pages::{access_for, grant_rule, page_ranges};
-use crate::storage::{self, DiskQueue, Done, Op, Segment};
 
 /// Maximum number of requests consumed before completed ones are answered.
 const BATCH: u32 = 64;
@@ -198,6 +197,9 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
             Ok(Body::Discard { sector, sectors, secure }) => {
                 Ok(Work::Discard { sector, sectors, secure })
             }
+            Ok(Body::WriteZeroes { sector, sectors, allocate }) => {
+                Ok(Work::Zeroes { sector, sectors, allocate })
+            }
             Ok(Body::Extents { sector, sectors }) => Ok(Work::Extents { sector, sectors }),
             Ok(Body::Indirect(head)) => {
                 self.indirect(&head, now, &mut ranges).inspect(|_| self.counters.indirect.add(1))
@@ -340,10 +342,14 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
             Err(errno) => {
                 self.counters.failed.add(1);
                 let may = job.step == Op::Flush
-                    || matches!(job.work, Work::Discard { .. } | Work::Extents { .. });
-                match Errno::from_raw_os_error(errno) {
-                    Errno::OPNOTSUPP if may => Status::NotSupported,
-                    Errno::NOSPC if self.terms.no_space => Status::NoSpace,
+                    || matches!(
+                        job.work,
+                        Work::Discard { .. } | Work::Zeroes { .. } | Work::Extents { .. }
+                    );
+                match Failure::of(errno) {
+                    Failure::Unsupported if may => Status::NotSupported,
+                    Failure::NoSpace if self.terms.no_space => Status::NoSpace,
+                    // Blkif has no status for another reason.
                     _ => Status::Error,
                 }
             }

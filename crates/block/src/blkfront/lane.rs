@@ -10,27 +10,28 @@
 //! forgotten when its response is consumed, so nothing is completed twice. Responses with an unknown id or
 //! operation, and impossible response counts, break the connection.
 
+mod transfer;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
-use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::{Access, Channel, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
-use ringfence_sys::numbers::{bounded, usize_from};
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
-    Abi, Direction, Operation, RequestName, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status,
-    direct, discard, extents, indirect, indirect_descriptors,
+    Abi, Operation, RequestName, Response, Status, direct, discard, extents, write_zeroes,
 };
 use rustix::io::Errno;
 
 use super::broken::{BrokenRule, channel_rule};
-use super::bytes::{from_pages, to_page};
+use super::bytes::from_pages;
 use super::completions::Completions;
 use super::pool::{LentPool, Page};
 use crate::storage::extents::LIST_BYTES;
-use crate::storage::{Op, Request, Segment};
+use crate::storage::{Op, Request};
+use transfer::build_transfer;
 
 /// Operation by which a flush is requested from the backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +53,7 @@ pub(super) struct LaneTerms {
     pub(super) flush: FlushBy,
     pub(super) discard: bool,
     pub(super) extents: bool,
+    pub(super) write_zeroes: bool,
 }
 
 /// Ring with a connected backend.
@@ -67,7 +69,7 @@ pub(super) struct LaneConnection<G, C> {
 enum Kind {
     Read,
     Write,
-    Zero,
+    Zero { allocate: bool },
     Flush,
     Discard { secure: bool },
     Extents,
@@ -226,7 +228,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let (kind, len) = match request.op {
             Op::Read => (Kind::Read, request.len),
             Op::Write { .. } => (Kind::Write, request.len),
-            Op::WriteZeroes => (Kind::Zero, request.len),
+            Op::WriteZeroes { allocate } => (Kind::Zero { allocate }, request.len),
             Op::Flush => (Kind::Flush, 1),
             Op::Discard { secure } => (Kind::Discard { secure }, request.len),
             Op::Extents => (Kind::Extents, request.len),
@@ -328,6 +330,11 @@ impl<G: Granter, C: Channel> Lane<G, C> {
                 let slot = discard(Abi::NATIVE, name, sector, piece.len / 512, secure);
                 (slot, Posted::bare(piece, Operation::Discard))
             }
+            Kind::Zero { allocate } if connection.terms.write_zeroes => {
+                let sectors = piece.len / 512;
+                let slot = write_zeroes(Abi::NATIVE, name, sector, sectors, allocate);
+                (slot, Posted::bare(piece, Operation::WriteZeroes))
+            }
             Kind::Extents => {
                 let page = connection.pool.take(Access::ReadWrite)?;
                 let sectors = piece.len / 512;
@@ -335,7 +342,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
                 let posted = Posted::bare(piece, Operation::Extents);
                 (slot, Posted { pages: vec![page], ..posted })
             }
-            Kind::Read | Kind::Write | Kind::Zero => {
+            Kind::Read | Kind::Write | Kind::Zero { .. } => {
                 build_transfer(connection, &job.request.segments, piece, name, sector)?
             }
         };
@@ -402,7 +409,13 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             return Err(self.broken("front_response_foreign_id"));
         };
         self.free.push(bounded(place, u32::MAX));
-        let Posted { piece, pages, descriptors, .. } = posted;
+        let Posted { piece, operation, pages, descriptors, .. } = posted;
+        if operation == Operation::WriteZeroes && response.status == Status::NotSupported {
+            // The storage cannot after all: zeros go as data from now on.
+            connection.terms.write_zeroes = false;
+            self.backlog.push_front(piece);
+            return Ok(());
+        }
         let mut error = match response.status {
             Status::Okay => None,
             Status::NotSupported => Some(Errno::OPNOTSUPP.raw_os_error()),
@@ -512,82 +525,4 @@ impl Posted {
         let (pages, descriptors) = (Vec::new(), None);
         Posted { piece, operation, pages, descriptors, generation: 0, sequence: 0 }
     }
-}
-
-/// Copies as much of a piece as fits into pages, and builds the ring request.
-fn build_transfer<G: Granter, C>(
-    connection: &mut LaneConnection<G, C>,
-    segments: &[Segment],
-    piece: Piece,
-    name: RequestName,
-    sector: u64,
-) -> Option<(Slot, Posted)> {
-    let pool = &mut connection.pool;
-    let reads = piece.kind == Kind::Read;
-    let access = if reads { Access::ReadWrite } else { Access::ReadOnly };
-    let wanted = usize_from(piece.len.div_ceil(PAGE_SIZE as u64));
-    let wanted = wanted.min(connection.terms.segments);
-    let mut descriptors = None;
-    if wanted > SEGMENTS_DIRECT {
-        descriptors = pool.take(Access::ReadOnly);
-    }
-    let most = if descriptors.is_some() { wanted } else { wanted.min(SEGMENTS_DIRECT) };
-    let mut pages = Vec::with_capacity(most);
-    while pages.len() < most {
-        let Some(page) = pool.take(access) else { break };
-        pages.push(page);
-    }
-    if pages.len() <= SEGMENTS_DIRECT
-        && let Some(page) = descriptors.take()
-    {
-        pool.give_back(page);
-    }
-    let len = piece.len.min((pages.len() * PAGE_SIZE) as u64);
-    let piece = Piece { len, ..piece };
-    let filled = fill(&pages, segments, piece);
-    let request = filled.and_then(|ranges| {
-        let direction = if reads { Direction::Read } else { Direction::Write };
-        let operation = if reads { Operation::Read } else { Operation::Write };
-        let Some(list) = &descriptors else {
-            return Some((direct(Abi::NATIVE, operation, name, sector, &ranges)?, operation));
-        };
-        let bytes: Vec<u8> = indirect_descriptors(&ranges).flatten().collect();
-        list.memory().copy_from(0, &bytes).ok()?;
-        let count = u16::try_from(ranges.len()).ok()?;
-        let slot = indirect(Abi::NATIVE, direction, name, sector, count, &[list.gref()])?;
-        // The response names the inner operation.
-        Some((slot, operation))
-    });
-    match request.filter(|_| len > 0) {
-        Some((slot, operation)) => {
-            let posted =
-                Posted { piece, operation, pages, descriptors, generation: 0, sequence: 0 };
-            Some((slot, posted))
-        }
-        None => {
-            pages.into_iter().chain(descriptors).for_each(|page| pool.give_back(page));
-            None
-        }
-    }
-}
-
-/// Fills the pages of a write and returns the used range of each page.
-fn fill(pages: &[Page], segments: &[Segment], piece: Piece) -> Option<Vec<SegmentRange>> {
-    let mut at = usize::try_from(piece.at).ok()?;
-    let mut left = usize::try_from(piece.len).ok()?;
-    let mut ranges = Vec::with_capacity(pages.len());
-    for page in pages {
-        let len = left.min(PAGE_SIZE);
-        let filled = match piece.kind {
-            Kind::Write => to_page(segments, at, page.memory(), len),
-            Kind::Zero => page.memory().zero(0, len),
-            _ => Ok(()),
-        };
-        filled.ok()?;
-        let last = u8::try_from((len / 512).checked_sub(1)?).ok()?;
-        ranges.push(SegmentRange::new(page.gref(), 0, last)?);
-        at += len;
-        left -= len;
-    }
-    Some(ranges)
 }

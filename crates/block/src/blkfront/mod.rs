@@ -164,7 +164,8 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
     pub geometry: Geometry,
-    /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.extents`, `rules.indirect_segments`.
+    /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.extents`, `rules.write_zeroes`,
+    /// `rules.indirect_segments`.
     pub rules: Rules,
     /// Device number in requests.
     pub handle: u16,
@@ -248,7 +249,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
     ) -> FrontDisk<G, C> {
         let lane = |_| Arc::new(Mutex::new(Lane::new(Arc::clone(&rules))));
         FrontDisk {
-            // This side writes the zeros.
+            // Where the backend cannot, this side writes the zeros.
             geometry: Geometry { write_zeroes: !offer.geometry.read_only, ..offer.geometry },
             options,
             lanes: (0..lanes.max(1)).map(lane).collect(),
@@ -294,6 +295,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             },
             discard: offer.rules.discard,
             extents: offer.rules.extents,
+            write_zeroes: offer.rules.write_zeroes,
         };
         let limit = (self.options.pages / lanes).max(1);
         let watchers = lock(&self.watchers);

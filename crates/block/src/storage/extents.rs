@@ -157,24 +157,33 @@ pub(super) fn of_file(
     range: Range<u64>,
     sector: u32,
 ) -> Result<ExtentList, Errno> {
+    find(range, sector, |to| rustix::fs::seek(&file, to))
+}
+
+/// Finds extents by `seek`: one call for each change between hole and data.
+fn find(
+    range: Range<u64>,
+    sector: u32,
+    mut seek: impl FnMut(SeekFrom) -> Result<u64, Errno>,
+) -> Result<ExtentList, Errno> {
     let Range { start: offset, end } = range;
     let mut list = ExtentList::new(end - offset, sector);
+    // Set behind a hole: the last call found data there.
+    let mut is_data = false;
     while !list.is_full() {
         let at = offset + list.given();
-        let (next, state) = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+        let data = if is_data { Ok(at) } else { seek(SeekFrom::Data(at)) };
+        let (next, state) = match data {
             Ok(data) if data > at => (data, ExtentState::HOLE),
-            Ok(_) => {
-                (rustix::fs::seek(&file, SeekFrom::Hole(at)).unwrap_or(end), ExtentState::DATA)
-            }
+            Ok(_) => (seek(SeekFrom::Hole(at)).unwrap_or(end), ExtentState::DATA),
             // No data from here to the end of the file.
-            Err(Errno::NXIO) if rustix::fs::seek(&file, SeekFrom::End(0))? >= end => {
-                (end, ExtentState::HOLE)
-            }
+            Err(Errno::NXIO) if seek(SeekFrom::End(0))? >= end => (end, ExtentState::HOLE),
             Err(Errno::NXIO) => return Err(Errno::IO),
             Err(_) => (end, ExtentState::DATA),
         };
         // A file that changes meanwhile may have its next hole right here.
         let next = if next > at { next } else { end };
+        is_data = state == ExtentState::HOLE;
         list.push(next.min(end) - at, state);
     }
     Ok(list)
@@ -225,6 +234,26 @@ mod tests {
         let found = loaded(&many);
         assert!((500..=512).contains(&found.len()) && found.iter().all(|(len, _)| *len == 512));
         assert!(list.store([].into_iter()).is_err());
+    }
+
+    #[test]
+    fn list_of_many_extents_takes_one_seek_for_each() {
+        // Data and holes of a MiB in turn.
+        const MIB: u64 = 1 << 20;
+        let mut calls = 0;
+        let seek = |to| {
+            calls += 1;
+            Ok(match to {
+                SeekFrom::Data(at) if at / MIB % 2 == 1 => at,
+                SeekFrom::Hole(at) if at / MIB % 2 == 0 => at,
+                SeekFrom::Data(at) | SeekFrom::Hole(at) => (at / MIB + 1) * MIB,
+                _ => panic!("{to:?}"),
+            })
+        };
+        let list = loaded(&find(0..8000 * MIB, 512, seek).unwrap());
+        assert!(list.len() > 500, "{} extents", list.len());
+        assert!(list.iter().all(|(len, _)| *len == MIB));
+        assert!(calls <= list.len() + 2, "{calls} calls for {} extents", list.len());
     }
 
     #[test]

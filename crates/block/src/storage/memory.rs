@@ -91,7 +91,10 @@ impl MemoryQueue {
             Op::Write { .. } => self.copy(request, at, true),
             Op::Flush => Ok(()),
             Op::Discard { secure: true } => return Err(libc::EOPNOTSUPP),
-            Op::Discard { secure: false } | Op::WriteZeroes => self.zero(at, len),
+            Op::WriteZeroes { allocate: true } => self.content.bytes.zero(at, len),
+            Op::Discard { secure: false } | Op::WriteZeroes { allocate: false } => {
+                self.zero(at, len)
+            }
             Op::Extents => {
                 let range = request.range();
                 let list = extents::of_file(&self.content.file, range, sector_size);

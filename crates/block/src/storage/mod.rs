@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use ringfence_memory::LentSlice;
 
 pub mod extents;
+pub mod failure;
 pub mod file;
 pub mod folders;
 pub mod memory;
@@ -71,7 +72,11 @@ pub enum Op {
         /// Makes the old content unreadable.
         secure: bool,
     },
-    WriteZeroes,
+    /// Writes zeros to the range.
+    WriteZeroes {
+        /// Storage of the range stays, or becomes, allocated. Otherwise the disk frees it if it can.
+        allocate: bool,
+    },
     /// Stores the list of the extents of the range in the segments ([`extents::ExtentList`]).
     Extents,
 }
@@ -149,7 +154,7 @@ pub fn check_request(
     let wanted = match op {
         Op::Read | Op::Write { .. } => len,
         Op::Extents => extents::LIST_BYTES,
-        Op::Flush | Op::Discard { .. } | Op::WriteZeroes => 0,
+        Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => 0,
     };
     if given != Some(wanted) {
         return Err(libc::EINVAL);

@@ -381,6 +381,7 @@ impl<P: Platform> VbdFrontend<P> {
         let flush = store.read_flag(&back(keys::FEATURE_FLUSH_CACHE))?;
         let barrier = store.read_flag(&back(keys::FEATURE_BARRIER))?;
         let extents = store.read_flag(&back(keys::FEATURE_RINGFENCE_EXTENTS))?;
+        let write_zeroes = store.read_flag(&back(keys::FEATURE_RINGFENCE_WRITE_ZEROES))?;
         let discards = store.read_flag(&back(keys::FEATURE_DISCARD))? && !read_only;
         let mut discard = None;
         if discards {
@@ -412,6 +413,7 @@ impl<P: Platform> VbdFrontend<P> {
             barrier,
             discard: discards,
             extents,
+            write_zeroes,
             indirect_segments: u16::try_from(indirect).unwrap_or(SEGMENTS_MAX),
         };
         // An extended device number does not fit into the field, which backends ignore.

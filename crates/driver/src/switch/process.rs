@@ -15,6 +15,7 @@ use ringfence_sandbox::isolation::Isolation;
 use ringfence_sandbox::limits::raise_descriptor_limit;
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_switch::forwarding::{Fabric, Switch};
+use ringfence_sys::signals::ignore_file_size_signal;
 
 use super::admission::Admission;
 use super::domain::{Parts, SwitchDomain};
@@ -59,6 +60,7 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     drop(namespace);
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
     raise_descriptor_limit()?;
+    ignore_file_size_signal();
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     log::to_stderr(config.verbose);
     isolation.lock()?;

@@ -58,11 +58,14 @@ impl NbdAddress {
         }
     }
 
-    /// Returns `true` if `text` has the scheme of a server address, not a path.
+    /// Returns `true` if `text` is an address of a server, right or wrong, and no path: its scheme is `nbd` or `nbds`, in
+    /// any letters and with any transport, or it has QEMU's older form `nbd:…`.
     pub fn is_meant(text: &str) -> bool {
-        ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
-            .iter()
-            .any(|scheme| text.starts_with(scheme))
+        let Some((scheme, rest)) = text.split_once(':') else { return false };
+        let scheme = scheme.to_ascii_lowercase();
+        let (protocol, transport) = scheme.split_once('+').unwrap_or((&scheme, ""));
+        let is_nbd = matches!(protocol, "nbd" | "nbds");
+        is_nbd && (transport.is_empty() || rest.starts_with("//"))
     }
 }
 
@@ -75,7 +78,7 @@ impl NbdAddress {
 )]
 pub struct BadAddress {
     text: String,
-    why: &'static str,
+    why: String,
 }
 
 /// Decodes the percent-encoded bytes of a URI.
@@ -111,31 +114,119 @@ fn parse_host_and_port(place: &str) -> Result<(String, u16), &'static str> {
     if host.is_empty() { Err("the host is missing") } else { Ok((host.to_owned(), port)) }
 }
 
-fn parse(text: &str) -> Result<NbdAddress, &'static str> {
-    let (scheme, rest) = text.split_once("://").ok_or("it has no ://")?;
+/// Scheme of an address.
+#[derive(Clone, Copy)]
+struct Scheme {
+    encrypted: bool,
+    unix: bool,
+}
+
+impl Scheme {
+    fn parse(scheme: &str) -> Result<Scheme, String> {
+        let (encrypted, unix) = match scheme {
+            "nbd" => (false, false),
+            "nbd+unix" => (false, true),
+            "nbds" => (true, false),
+            "nbds+unix" => (true, true),
+            _ => return Err(Scheme::refusal(scheme)),
+        };
+        Ok(Scheme { encrypted, unix })
+    }
+
+    fn refusal(scheme: &str) -> String {
+        let small = scheme.to_ascii_lowercase();
+        match small.split_once('+') {
+            _ if small != scheme => format!("the scheme has small letters: {small}://"),
+            Some(("nbd" | "nbds", "vsock")) => "servers at vsock are not supported".to_owned(),
+            Some(("nbd" | "nbds", "ssh")) => {
+                "servers behind ssh are not supported: forward a port (ssh -L)".to_owned()
+            }
+            _ => "the scheme is not known".to_owned(),
+        }
+    }
+}
+
+/// Parameters of an address.
+#[derive(Default)]
+struct Parameters {
+    socket: Option<String>,
+    certificates: Option<String>,
+    hostname: Option<String>,
+}
+
+impl Parameters {
+    fn parse(query: &str, scheme: Scheme) -> Result<Parameters, String> {
+        let mut parameters = Parameters::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let place = match key {
+                "socket" if !scheme.unix => {
+                    return Err("socket= is for nbd+unix:// and nbds+unix://".to_owned());
+                }
+                "socket" => &mut parameters.socket,
+                "tls-psk-file" | "tls-username" => return Err(format!("{key}: {NO_PSK}")),
+                "tls-verify-peer" => {
+                    return Err(format!("{key}: the server's certificate is always verified"));
+                }
+                "tls-certificates" | "tls-hostname" if !scheme.encrypted => {
+                    return Err(format!("{key}= is for nbds:// and nbds+unix://"));
+                }
+                "tls-certificates" => &mut parameters.certificates,
+                "tls-hostname" => &mut parameters.hostname,
+                _ => {
+                    return Err(format!(
+                        "the parameter {key} is not known: there are socket, tls-certificates and \
+                         tls-hostname"
+                    ));
+                }
+            };
+            let value = decode(value).ok_or_else(|| format!("{key} is not well encoded"))?;
+            if value.is_empty() {
+                return Err(format!("{key} has no value"));
+            }
+            if place.replace(value).is_some() {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        Ok(parameters)
+    }
+}
+
+/// Advice for addresses with pre-shared keys.
+const NO_PSK: &str = "pre-shared keys (PSK) are not supported: a server needs a certificate (tls-certificates=DIRECTORY)";
+
+/// Returns the reason for which QEMU's older form `nbd:…` is refused, with the address in the present form.
+fn older_form(rest: &str) -> String {
+    let (place, name) = rest.split_once(":exportname=").unwrap_or((rest, ""));
+    match place.strip_prefix("unix:") {
+        Some(path) => format!("that is QEMU's older form: nbd+unix:///{name}?socket={path}"),
+        None => format!("that is QEMU's older form: nbd://{place}/{name}"),
+    }
+}
+
+fn parse(text: &str) -> Result<NbdAddress, String> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let older = text.strip_prefix("nbd:").map(older_form);
+        return Err(older.unwrap_or_else(|| "it has no ://".to_owned()));
+    };
+    let scheme = Scheme::parse(scheme)?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (place, name) = rest.split_once('/').unwrap_or((rest, ""));
     let name = decode(name).ok_or("the name is not well encoded")?;
-    let asked = |key: &str| {
-        let found = query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
-        found.and_then(decode).filter(|value| !value.is_empty())
-    };
-    let encrypted = match scheme {
-        "nbd" | "nbd+unix" => false,
-        "nbds" | "nbds+unix" => true,
-        _ => return Err("the scheme is not known"),
-    };
+    let Parameters { socket, certificates, hostname } = Parameters::parse(query, scheme)?;
     let tls = |host: &str| {
-        encrypted.then(|| TlsFiles {
-            directory: asked("tls-certificates")
-                .map_or_else(|| DIRECTORY_DEFAULT.into(), Into::into),
-            hostname: asked("tls-hostname").unwrap_or_else(|| host.to_owned()),
+        scheme.encrypted.then(|| TlsFiles {
+            directory: certificates.map_or_else(|| DIRECTORY_DEFAULT.into(), Into::into),
+            hostname: hostname.unwrap_or_else(|| host.to_owned()),
         })
     };
-    if scheme.ends_with("+unix") {
-        let path = asked("socket").ok_or("the socket is missing")?.into();
+    if place.contains('@') {
+        return Err(format!("it has a user, as for PSK: {NO_PSK}"));
+    }
+    if scheme.unix {
+        let path = socket.ok_or("the socket is missing")?.into();
         if !place.is_empty() {
-            return Err("a Unix socket has no host");
+            return Err("a Unix socket has no host".to_owned());
         }
         return Ok(NbdAddress::Unix { path, name, tls: tls("localhost") });
     }
@@ -177,7 +268,7 @@ mod tests {
         assert_eq!(parse("nbd://example.org"), "nbd://example.org:10809/");
         assert_eq!(parse("nbd://[::1]:99/a%20disk"), "nbd://[::1]:99/a disk");
         assert_eq!(parse("nbd+unix:///x?socket=/tmp/s"), "nbd+unix:///x?socket=/tmp/s");
-        assert_eq!(parse("nbd+unix://?a=b&socket=%2Ftmp"), "nbd+unix:///?socket=/tmp");
+        assert_eq!(parse("nbd+unix://?&socket=%2Ftmp&"), "nbd+unix:///?socket=/tmp");
     }
 
     #[test]
@@ -190,6 +281,24 @@ mod tests {
         let text = "nbds+unix:///?socket=/s&tls-hostname=there&tls-certificates=/c";
         let given = tls(text).unwrap();
         assert_eq!((given.hostname.as_str(), given.directory), ("there", PathBuf::from("/c")));
+    }
+
+    #[test]
+    fn text_in_any_form_of_address_is_no_path() {
+        for text in [
+            "nbd://x",
+            "NBD://x",
+            "Nbds+Unix:///x",
+            "nbd+vsock://2",
+            "nbd:unix:/s",
+            "nbd:x:1",
+            "nbd:",
+        ] {
+            assert!(NbdAddress::is_meant(text), "{text}");
+        }
+        for text in ["nbd", "nbd.img", "/nbd://x", "./nbd:x", "nbd+x:y", "x:nbd", "nbdx://", ""] {
+            assert!(!NbdAddress::is_meant(text), "{text}");
+        }
     }
 
     proptest::proptest! {
@@ -212,6 +321,22 @@ mod tests {
             ("nbd://x/%zz", "encoded"),
             ("nbd+unix:///x", "socket"),
             ("nbd+unix://host/x?socket=/s", "no host"),
+            ("nbd+unix:///x?socket=", "socket has no value"),
+            ("nbd+unix:///x?socket=/a&socket=/b", "socket is given twice"),
+            ("nbd+unix:///x?socket=/a&export=y", "the parameter export is not known"),
+            ("nbd://x?Socket=/a", "the parameter Socket is not known"),
+            ("nbd://x?socket=/a", "socket= is for nbd+unix://"),
+            ("nbd://x?tls-hostname=y", "tls-hostname= is for nbds://"),
+            ("nbds://x?tls-psk-file=/keys", "pre-shared keys (PSK) are not supported"),
+            ("nbds://alice@x", "pre-shared keys (PSK) are not supported"),
+            ("nbds://x?tls-verify-peer=0", "always verified"),
+            ("NBD://x", "small letters: nbd://"),
+            ("nbd+vsock://2:10809", "vsock are not supported"),
+            ("nbds+vsock://2:10809", "vsock are not supported"),
+            ("nbd+ssh://x", "ssh -L"),
+            ("nbd:unix:/run/s:exportname=a", "nbd+unix:///a?socket=/run/s"),
+            ("nbd:unix:/run/s", "nbd+unix:///?socket=/run/s"),
+            ("nbd:example.org:10809:exportname=a", "nbd://example.org:10809/a"),
         ] {
             let error = text.parse::<NbdAddress>().unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

@@ -1,16 +1,19 @@
-//! Requests for connections, from a confined process to the process that confined it.
+//! Requests for connections that another process or another thread makes.
 //!
-//! The confined process has no network and no file system. The other process knows the server and hands
+//! The I/O of a disk must not block, and a confined process cannot even connect. A confined process has no network and no file system. The other process knows the server and hands
 //! over connected sockets. A request says only *another connection*; the confined process cannot choose the
-//! address.
+//! address. Where the process may connect, threads of its own do ([`Dialer::to_host`]).
 
 // #syscall driver,daemon eventfd2,read,write: a connection that was made is handed over
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use ringfence_sys::mailbox::WakeFd;
+
+use super::host::Host;
 
 /// Callback that wakes the thread that opens connections.
 type WakeCallback = Arc<dyn Fn() + Send + Sync>;
@@ -40,6 +43,36 @@ impl Dialer {
     pub fn new(wake: WakeCallback) -> io::Result<Dialer> {
         let arrived = WakeFd::new()?;
         Ok(Dialer { state: Mutex::default(), arrived, wake })
+    }
+
+    /// Creates a dialer whose connections threads of this process make to `host`, each within `limit`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error if there is no eventfd.
+    pub(super) fn to_host(host: Host, limit: Duration) -> io::Result<Arc<Dialer>> {
+        let arrived = WakeFd::new()?;
+        Ok(Arc::new_cyclic(|this: &Weak<Dialer>| {
+            let this = this.clone();
+            let wake = Arc::new(move || Dialer::connect_aside(&this, &host, limit));
+            Dialer { state: Mutex::default(), arrived, wake }
+        }))
+    }
+
+    /// Connects on a thread, which outlives the dialer by the time limit at most.
+    fn connect_aside(this: &Weak<Dialer>, host: &Host, limit: Duration) {
+        let Some(dialer) = this.upgrade().filter(|dialer| dialer.is_wanted()) else { return };
+        let (this, host) = (Weak::clone(this), host.clone());
+        let connect = move || {
+            let connection = host.connect(Instant::now() + limit);
+            if let Some(dialer) = this.upgrade() {
+                dialer.deliver(connection);
+            }
+        };
+        let thread = std::thread::Builder::new().name("nbd dial".to_owned());
+        if let Err(error) = thread.spawn(connect) {
+            dialer.deliver(Err(error));
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, DialerState> {

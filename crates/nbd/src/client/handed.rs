@@ -5,16 +5,13 @@
 //! connection cannot be handed over after its handshake. There the connecting process only checks server
 //! and certificates, and the I/O process starts with a new connection.
 
-// #syscall driver ppoll: waiting for a connection
-// #syscall driver getsockopt 1=SOL_SOCKET: whether there is one
+// #syscall none: the process that connects has no sandbox
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_sys::poll::wait_any;
-use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Endpoint, NbdLink, NbdTarget};
@@ -62,7 +59,7 @@ impl NbdConnector {
         let tls = files.map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = tls.transpose()?;
         let target = NbdTarget {
-            endpoint: Endpoint::resolve(address, None)?,
+            endpoint: Endpoint::of(address, None),
             name: address.name().to_owned(),
             tls: tls.as_ref().map(TlsClient::new).transpose()?,
         };
@@ -83,15 +80,7 @@ impl NbdConnector {
     ///
     /// Returns the error of the socket, or `TimedOut`.
     pub fn connect(&self) -> io::Result<OwnedFd> {
-        let (stream, connecting) = self.endpoint.begin()?;
-        if connecting {
-            let mut writable = [PollFd::new(&stream, PollFlags::OUT)];
-            if wait_any(&mut writable, Some(Instant::now() + self.time_limit))? == 0 {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            rustix::net::sockopt::socket_error(&stream)??;
-        }
-        Ok(stream)
+        self.endpoint.connect(Instant::now() + self.time_limit)
     }
 }
 

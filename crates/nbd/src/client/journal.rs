@@ -11,8 +11,12 @@ use ringfence_block::storage::Request;
 pub(super) enum Body {
     /// Copy of the written bytes.
     Bytes(LentSlice),
-    /// Number of zero bytes.
-    Zeros(u64),
+    Zeros {
+        /// Number of bytes.
+        len: u64,
+        /// Storage of the range stays allocated.
+        allocate: bool,
+    },
 }
 
 /// Write that the server acknowledged.
@@ -27,7 +31,7 @@ impl JournalEntry {
     fn len(&self) -> u64 {
         match &self.body {
             Body::Bytes(bytes) => bytes.len() as u64,
-            Body::Zeros(len) => *len,
+            Body::Zeros { len, .. } => *len,
         }
     }
 
@@ -82,8 +86,8 @@ impl Journal {
     }
 
     /// Records a range of acknowledged zeros.
-    pub(super) fn record_zeros(&mut self, offset: u64, len: u64) {
-        self.push(offset, Body::Zeros(len));
+    pub(super) fn record_zeros(&mut self, offset: u64, len: u64, allocate: bool) {
+        self.push(offset, Body::Zeros { len, allocate });
     }
 
     fn push(&mut self, offset: u64, body: Body) {
@@ -148,7 +152,7 @@ mod tests {
     fn flush_removes_exactly_the_covered_entries() {
         let mut journal = Journal::new(LIMIT_MIN);
         journal.record_write(&write(0, 4096));
-        journal.record_zeros(8192, 1 << 40);
+        journal.record_zeros(8192, 1 << 40, false);
         let covers = journal.number();
         assert!(!journal.is_half_full());
         journal.record_write(&write(4096, 32 << 10));

@@ -11,19 +11,22 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ringfence_block::storage::folders::{FolderError, Folders};
 use ringfence_memory::{LentSlice, ReadList, WriteList};
 use ringfence_sys::descriptors::refuse_descriptors;
-use rustix::fs::{FileType, OFlags};
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::NbdAddress;
 use super::dial::Dialer;
+use super::host::Host;
 use super::tls::{Tls, TlsClient};
 use crate::protocol::ProtocolError;
 use crate::protocol::agree::{ClientHandshake, ClientProgress, Negotiated};
@@ -41,7 +44,7 @@ const ENCRYPTED_MAX: usize = 64 << 10;
 
 #[derive(Clone)]
 pub(super) enum Endpoint {
-    Tcp(Vec<SocketAddr>),
+    Tcp(Host),
     Unix(PathBuf),
     /// Socket below an allowed folder.
     UnixBelow(PathBuf, Folders),
@@ -50,52 +53,46 @@ pub(super) enum Endpoint {
 }
 
 impl Endpoint {
-    /// Resolves an address. Host names are looked up once, because a look-up may block. With `folders`, a Unix
-    /// socket must lie below one of them at each connection.
-    pub(super) fn resolve(address: &NbdAddress, folders: Option<&Folders>) -> io::Result<Endpoint> {
-        match address {
-            NbdAddress::Unix { path, .. } => Ok(match folders {
-                Some(folders) => Endpoint::UnixBelow(path.clone(), folders.clone()),
-                None => Endpoint::Unix(path.clone()),
-            }),
-            NbdAddress::Tcp { host, port, .. } => {
-                let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
-                if addresses.is_empty() {
-                    return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
-                }
-                Ok(Endpoint::Tcp(addresses))
+    /// Returns the endpoint of an address. With `folders`, a Unix socket must lie below one of them at each
+    /// connection.
+    pub(super) fn of(address: &NbdAddress, folders: Option<&Folders>) -> Endpoint {
+        match (address, folders) {
+            (NbdAddress::Unix { path, .. }, Some(folders)) => {
+                Endpoint::UnixBelow(path.clone(), folders.clone())
             }
+            (NbdAddress::Unix { path, .. }, None) => Endpoint::Unix(path.clone()),
+            (NbdAddress::Tcp { host, port, .. }, _) => Endpoint::Tcp(Host::new(host, *port)),
         }
     }
 
-    /// Starts to connect. Returns `true` with the socket if the connection is not established yet.
-    pub(super) fn begin(&self) -> io::Result<(OwnedFd, bool)> {
+    /// Starts to connect to a Unix socket. Returns `true` with the socket if the connection is not established yet.
+    /// Other endpoints block, and are `Unsupported` here.
+    fn begin(&self) -> io::Result<(OwnedFd, bool)> {
         match self {
-            Endpoint::Handed(_) => Err(io::ErrorKind::Unsupported.into()),
-            Endpoint::Unix(path) => {
-                begin(AddressFamily::UNIX, &SocketAddrUnix::new(path.as_path())?)
-            }
+            Endpoint::Handed(_) | Endpoint::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            Endpoint::Unix(path) => begin_at(path),
             Endpoint::UnixBelow(path, folders) => begin_below(path, folders),
-            Endpoint::Tcp(addresses) => {
-                let mut last = io::Error::from(io::ErrorKind::NotFound);
-                // An address that refuses at once is followed by the next one.
-                for address in addresses {
-                    let family = match address {
-                        SocketAddr::V4(_) => AddressFamily::INET,
-                        SocketAddr::V6(_) => AddressFamily::INET6,
-                    };
-                    match begin(family, address) {
-                        Ok((stream, connecting)) => {
-                            sockopt::set_tcp_nodelay(&stream, true)?;
-                            sockopt::set_socket_keepalive(&stream, true)?;
-                            return Ok((stream, connecting));
-                        }
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
-            }
         }
+    }
+
+    /// Connects. Blocks until the connection is established, at most until `until` beside the look-up of a name.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the socket, or `TimedOut`.
+    pub(super) fn connect(&self, until: Instant) -> io::Result<OwnedFd> {
+        if let Endpoint::Tcp(host) = self {
+            return host.connect(until);
+        }
+        let (stream, connecting) = self.begin()?;
+        if connecting {
+            let mut writable = [PollFd::new(&stream, PollFlags::OUT)];
+            if wait_any(&mut writable, Some(until))? == 0 {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            sockopt::socket_error(&stream)??;
+        }
+        Ok(stream)
     }
 }
 
@@ -156,7 +153,7 @@ pub(super) struct NbdLink {
 }
 
 impl NbdLink {
-    /// Starts a connection to a server.
+    /// Starts a connection to a server at a Unix socket.
     pub(super) fn connect(target: &NbdTarget) -> io::Result<NbdLink> {
         let (stream, connecting) = target.endpoint.begin()?;
         NbdLink::over(stream, connecting, target)
@@ -450,8 +447,25 @@ fn begin_below(path: &Path, folders: &Folders) -> io::Result<(OwnedFd, bool)> {
             io::Error::new(io::ErrorKind::PermissionDenied, elsewhere)
         }
     })?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode) != FileType::Socket {
-        let why = format!("{} is no socket", real.display());
+    begin_opened(&socket, &real)
+}
+
+/// Starts to connect to the socket at `path`, which may be longer than the address of a socket.
+fn begin_at(path: &Path) -> io::Result<(OwnedFd, bool)> {
+    match SocketAddrUnix::new(path) {
+        Ok(address) => begin(AddressFamily::UNIX, &address),
+        Err(rustix::io::Errno::NAMETOOLONG) => {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            begin_opened(&rustix::fs::open(path, flags, Mode::empty())?, path)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Starts to connect to a socket that was opened by its path.
+fn begin_opened(socket: &OwnedFd, path: &Path) -> io::Result<(OwnedFd, bool)> {
+    if FileType::from_raw_mode(rustix::fs::fstat(socket)?.st_mode) != FileType::Socket {
+        let why = format!("{} is no socket", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());

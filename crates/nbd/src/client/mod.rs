@@ -2,7 +2,7 @@
 //!
 //! # Reconnect
 //!
-//! A connection that breaks, or has no reply for too long, is opened again with growing delays.
+//! Each connection looks the host's name up anew and tries all addresses (`host.rs`). A connection that breaks, or has no reply for too long, is opened again with growing delays.
 //! Unanswered requests are sent again in their original order. Requests older than
 //! [`NbdOptions::give_up`] fail, so no request waits without end.
 //!
@@ -26,6 +26,7 @@
 mod address;
 mod dial;
 mod handed;
+mod host;
 mod journal;
 mod link;
 mod queue;
@@ -90,7 +91,7 @@ impl NbdDisk {
         let identity =
             address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
-        let endpoint = Endpoint::resolve(address, folders)?;
+        let endpoint = Endpoint::of(address, folders);
         let target = NbdTarget { endpoint, name: address.name().to_owned(), tls };
         let (link, settled) = connect_and_negotiate(&target, options.connect)?;
         NbdDisk::new(target, options, settled, Some(link))
@@ -121,7 +122,7 @@ fn connect_and_negotiate(
     within: Duration,
 ) -> io::Result<(NbdLink, Negotiated)> {
     let until = Instant::now() + within;
-    let mut link = NbdLink::connect(target)?;
+    let mut link = NbdLink::over(target.endpoint.connect(until)?, false, target)?;
     loop {
         if let Some(settled) = link.drive(|_| {})? {
             return Ok((link, settled));

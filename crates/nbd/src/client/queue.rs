@@ -27,6 +27,7 @@ use ringfence_sys::numbers::bounded;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
+use super::dial::Dialer;
 use super::journal::{Body, Journal, JournalEntry};
 use super::link::{Endpoint, NbdLink, OutgoingRequest};
 use super::shared::{Durability, SharedDisk};
@@ -45,7 +46,7 @@ const RANGE_MAX: u64 = 1 << 30;
 enum QueueState {
     /// No connection; time of the next attempt.
     Down(Instant),
-    /// A connection was requested from another process; end of the wait.
+    /// A connection was requested from another process or thread; end of the wait.
     Asked(Instant),
     /// Connecting or in the handshake; end of the wait.
     Joining(NbdLink, Instant),
@@ -100,6 +101,8 @@ struct Replay {
 /// Disk queue over one connection.
 pub(super) struct NbdQueue {
     shared: Arc<SharedDisk>,
+    /// Source of connections that this thread cannot make without blocking.
+    dialer: Option<Arc<Dialer>>,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Expiry time of the timer.
@@ -129,7 +132,12 @@ impl NbdQueue {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        if let Endpoint::Handed(dialer) = &shared.target.endpoint {
+        let dialer = match &shared.target.endpoint {
+            Endpoint::Handed(dialer) => Some(Arc::clone(dialer)),
+            Endpoint::Tcp(host) => Some(Dialer::to_host(host.clone(), shared.options.connect)?),
+            Endpoint::Unix(_) | Endpoint::UnixBelow(..) => None,
+        };
+        if let Some(dialer) = &dialer {
             epoll::add(&epoll, dialer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
         }
         let alone = shared.options.connections <= 1
@@ -139,6 +147,7 @@ impl NbdQueue {
         let mut queue = NbdQueue {
             journal: keeps.then(|| Journal::new(shared.options.journal)),
             shared,
+            dialer,
             epoll,
             timer,
             armed: None,
@@ -198,9 +207,11 @@ impl NbdQueue {
             (_, Op::Discard { secure: false }) if geometry.discard.is_some() => {
                 Ok((command::TRIM, 0))
             }
-            (_, Op::WriteZeroes) if geometry.write_zeroes => Ok((command::WRITE_ZEROES, 0)),
+            (_, Op::WriteZeroes { allocate }) if geometry.write_zeroes => {
+                Ok((command::WRITE_ZEROES, hole_flags(allocate)))
+            }
             (_, Op::Extents) if geometry.extents => Ok((command::BLOCK_STATUS, 0)),
-            (_, Op::Discard { .. } | Op::WriteZeroes | Op::Extents) => Err(libc::EOPNOTSUPP),
+            (_, Op::Discard { .. } | Op::WriteZeroes { .. } | Op::Extents) => Err(libc::EOPNOTSUPP),
         };
         match known {
             Ok((kind, flags)) => self.split(request, kind, flags),
@@ -347,9 +358,11 @@ impl NbdQueue {
         let mut waiting = 0;
         let sent = sent + batch.len();
         for JournalEntry { offset, body, .. } in batch {
-            let (kind, len) = match &body {
-                Body::Bytes(bytes) => (command::WRITE, bytes.len() as u64),
-                Body::Zeros(len) => (command::WRITE_ZEROES, *len),
+            let (kind, flags, len) = match &body {
+                Body::Bytes(bytes) => (command::WRITE, 0, bytes.len() as u64),
+                Body::Zeros { len, allocate } => {
+                    (command::WRITE_ZEROES, hole_flags(*allocate), *len)
+                }
             };
             let mut at = 0;
             while at < len {
@@ -362,17 +375,10 @@ impl NbdQueue {
                 let (cookie, offset) = (self.number(), offset + at);
                 let owner = Owner::Journal;
                 let command =
-                    QueuedCommand { owner, kind, flags: 0, offset, len: part, at: 0, covers: 0 };
+                    QueuedCommand { owner, kind, flags, offset, len: part, at: 0, covers: 0 };
                 self.commands.insert(cookie, command);
                 let payload = payload.into_iter().collect();
-                self.send_now(OutgoingRequest {
-                    cookie,
-                    kind,
-                    flags: 0,
-                    offset,
-                    len: part,
-                    payload,
-                });
+                self.send_now(OutgoingRequest { cookie, kind, flags, offset, len: part, payload });
                 waiting += 1;
                 at += step;
             }
@@ -434,7 +440,7 @@ impl NbdQueue {
             }
             // FUA writes are recorded too: the replay repeats earlier unflushed writes that they overlap, and must
             // repeat the newer ones after them.
-            Op::Write { .. } | Op::WriteZeroes => self.record_write(&active.request),
+            Op::Write { .. } | Op::WriteZeroes { .. } => self.record_write(&active.request),
             Op::Flush => {
                 if let Some(journal) = &mut self.journal {
                     journal.remove_flushed(covers);
@@ -457,7 +463,9 @@ impl NbdQueue {
             return;
         }
         match (&mut self.journal, request.op) {
-            (Some(journal), Op::WriteZeroes) => journal.record_zeros(request.offset, request.len),
+            (Some(journal), Op::WriteZeroes { allocate }) => {
+                journal.record_zeros(request.offset, request.len, allocate);
+            }
             (Some(journal), _) => journal.record_write(request),
             (None, Op::Write { fua: true }) => {}
             (None, _) => self.durability().written += 1,
@@ -536,6 +544,11 @@ impl NbdQueue {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the flags of a write of zeros.
+fn hole_flags(allocate: bool) -> u16 {
+    if allocate { command_flag::NO_HOLE } else { 0 }
 }
 
 impl DiskQueue for NbdQueue {

@@ -3,13 +3,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-use ringfence_block::storage::Op;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::powercut::PowerCutDisk;
 use ringfence_block::storage::testing::workload::{Failure, Workload};
 use ringfence_block::storage::testing::{Driver, conformance, image};
+use ringfence_block::storage::{Op, extents};
 
+use ringfence_memory::LentSlice;
 use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
@@ -394,4 +395,64 @@ fn descriptor_from_the_server_is_refused() {
     let address = SocketAddrUnix::new(place.path.as_path()).unwrap();
     let _client = link::begin(AddressFamily::UNIX, &address).unwrap();
     assert_descriptors_are_refused(listener.accept().unwrap().0);
+}
+
+/// Serves a disk at a free TCP port of this host.
+fn serve_tcp(disk: &Arc<dyn Disk>) -> (Export, std::net::SocketAddr) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // The export uses nothing of the family of its listener.
+    let listener = UnixListener::from(std::os::fd::OwnedFd::from(listener));
+    (Export::start(listener, disk, ExportOptions::default()).unwrap(), address)
+}
+
+#[test]
+fn server_that_moved_to_another_address_of_its_name_is_found() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 512).unwrap());
+    let (export, first) = serve_tcp(&disk);
+    let known = Arc::new(Mutex::new(vec!["[::1]:1".parse().unwrap(), first]));
+    let addresses = Arc::clone(&known);
+    let lookup = move |_: &str, _: u16| Ok(addresses.lock().unwrap().clone());
+    let endpoint = Endpoint::Tcp(host::Host::with_lookup("a-name", 1, lookup));
+    let target = NbdTarget { endpoint, name: String::new(), tls: None };
+    let (link, settled) = connect_and_negotiate(&target, Duration::from_secs(10)).unwrap();
+    let remote = NbdDisk::new(target, &short(), settled, Some(link)).unwrap();
+    let mut driver = Driver::new(remote.queue(4).unwrap());
+    driver.write(0, &[1; 512]).unwrap();
+    drop(export);
+    let (_export, second) = serve_tcp(&disk);
+    *known.lock().unwrap() = vec![first, second];
+    driver.write(512, &[2; 512]).unwrap();
+    assert_eq!(driver.read(0, 1024), Ok([[1; 512], [2; 512]].concat()));
+}
+
+#[test]
+fn zeros_tell_the_server_to_keep_their_storage_or_not() {
+    for (allocate, expected) in [(false, (1 << 20, 3)), (true, (4096, 3))] {
+        let memory = MemoryDisk::new(1 << 20, 512).unwrap();
+        let disk: Arc<dyn Disk> = Arc::new(memory);
+        let place = Place::new();
+        let export = place.serve(&disk);
+        let remote = place.open(&short());
+        let mut driver = Driver::new(remote.queue(4).unwrap());
+        driver.write(4096, &[1; 8192]).unwrap();
+        let zero = Op::WriteZeroes { allocate };
+        driver.run(zero, 4096, 8192, vec![]).result.unwrap();
+        // The next server is told again what the first one acknowledged.
+        drop(export);
+        driver_of(&disk).write(4096, &[1; 8192]).unwrap();
+        let _export = place.serve(&disk);
+        let list = LentSlice::anonymous(usize::try_from(extents::LIST_BYTES).unwrap());
+        let query = vec![list.clone().into()];
+        driver.run(Op::Extents, 0, 1 << 20, query).result.unwrap();
+        let (len, state) = extents::load(&list).unwrap()[0];
+        let flags = u32::from(state.hole) + 2 * u32::from(state.zero);
+        assert_eq!((len, flags), expected, "allocate: {allocate}");
+        // Reading allocates the memory of this disk.
+        assert_eq!(driver.read(4096, 8192), Ok(vec![0; 8192]), "replayed");
+    }
+}
+
+fn driver_of(disk: &Arc<dyn Disk>) -> Driver {
+    Driver::new(disk.queue(1).unwrap())
 }

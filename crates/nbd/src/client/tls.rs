@@ -69,7 +69,11 @@ impl TlsIdentity {
     ///
     /// Returns an error if the authorities' certificates, or existing files of the client, cannot be read.
     pub fn read(directory: &Path, server: &str) -> io::Result<TlsIdentity> {
-        let authorities = read(directory.join("ca-cert.pem"))?;
+        let authorities = read(directory.join("ca-cert.pem")).map_err(|error| {
+            let advice = "TLS needs the certificates of the server's authorities there \
+                          (?tls-certificates=DIRECTORY); pre-shared keys are not supported";
+            io::Error::new(error.kind(), format!("{error}. {advice}"))
+        })?;
         let certificate = directory.join("client-cert.pem");
         let own = match certificate.exists() {
             true => Some((read(certificate)?, read(directory.join("client-key.pem"))?)),
@@ -146,6 +150,17 @@ impl TlsClient {
     }
 }
 
+/// Returns `true` for the alert of a server that accepts no offered cipher, such as one with pre-shared keys alone.
+fn is_unable(error: Option<&rustls::Error>) -> bool {
+    use rustls::AlertDescription::{HandshakeFailure, InsufficientSecurity, UnknownPSKIdentity};
+    matches!(
+        error,
+        Some(rustls::Error::AlertReceived(
+            HandshakeFailure | InsufficientSecurity | UnknownPSKIdentity
+        ))
+    )
+}
+
 /// TLS session of one connection.
 pub(super) struct Tls {
     session: Box<ClientConnection>,
@@ -182,6 +197,7 @@ impl Tls {
         let is_end = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
         match self.missing.0.get() {
             Some(()) if is_alert || is_end => ProtocolError::WantsCertificate.into(),
+            None if is_unable(inner) => ProtocolError::NoCommonCipher.into(),
             _ => error,
         }
     }

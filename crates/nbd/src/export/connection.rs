@@ -6,16 +6,17 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use ringfence_block::storage::Geometry;
+use ringfence_block::storage::extents::ExtentState;
 use ringfence_memory::{ReadList, WriteList};
 use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::buffers::{Buffers, Payload};
-use super::status;
+use super::status::{self, Walk};
 use super::unaligned::Span;
 use crate::protocol::offer::{Agreed, Export, ServerHandshake, ServerProgress, greeting};
 use crate::protocol::serve::{
     ClientRequest, NbdCommand, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated,
-    reply_data, reply_end, reply_status,
+    reply_data, reply_end, reply_extent, reply_status,
 };
 use crate::protocol::{Offer, error_of};
 
@@ -70,6 +71,8 @@ pub(super) struct ExportConnection {
     sector_size: u32,
     /// Set if the disk knows its extents.
     extents: bool,
+    /// Extents for the next query, after a query for one.
+    walk: Option<Walk>,
     /// End of the handshake timeout; `None` after the handshake.
     pub(super) deadline: Option<Instant>,
     input: Box<[u8]>,
@@ -87,6 +90,8 @@ pub(super) struct ExportConnection {
     held: usize,
     /// Set after a disconnect request or abort: no more requests are read.
     leaving: bool,
+    /// Set if the disk has no room for this client.
+    refused: bool,
     /// Interest registered with epoll: reading, writing.
     pub(super) interest: Interest,
 }
@@ -118,6 +123,7 @@ impl ExportConnection {
             stream,
             sector_size: geometry.sector_size,
             extents: geometry.extents,
+            walk: None,
             offer: export.offer,
             phase: Phase::Handshake(ServerHandshake::new(export)),
             deadline: Some(deadline),
@@ -131,8 +137,27 @@ impl ExportConnection {
             in_flight: 0,
             held: 0,
             leaving: false,
+            refused: false,
             interest: Interest::default(),
         }
+    }
+
+    /// Creates the connection of a client that may not use the disk. It learns why when it chooses the export.
+    pub(super) fn refused(
+        stream: OwnedFd,
+        export: Export,
+        geometry: &Geometry,
+        deadline: Instant,
+        why: String,
+    ) -> ExportConnection {
+        let handshake = ServerHandshake::new(export.clone()).refusing(why);
+        let connection = ExportConnection::new(stream, export, geometry, deadline);
+        ExportConnection { phase: Phase::Handshake(handshake), refused: true, ..connection }
+    }
+
+    /// Returns `true` if the disk has no room for this client.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Returns `true` if the client may have more requests in flight.
@@ -209,12 +234,16 @@ impl ExportConnection {
         Ok(if read < wanted { ReceivedCommand::Nothing } else { ReceivedCommand::Some })
     }
 
-    /// Returns the next complete request, if the limits allow one.
+    /// Returns the next complete request, if the limits allow one. `changes` is the number of changes of the disk.
     ///
     /// # Errors
     ///
     /// Returns an error if the client violated the protocol or there is no memory.
-    pub(super) fn next(&mut self, buffers: &mut Buffers) -> io::Result<Option<DiskRequest>> {
+    pub(super) fn next(
+        &mut self,
+        changes: u64,
+        buffers: &mut Buffers,
+    ) -> io::Result<Option<DiskRequest>> {
         loop {
             if let Phase::Handshake(_) = self.phase {
                 if !self.continue_handshake()? {
@@ -239,7 +268,7 @@ impl ExportConnection {
             };
             let bytes: [u8; REQUEST_LEN] = *bytes;
             self.start += REQUEST_LEN;
-            if let Some(wanted) = self.request(&bytes, buffers)? {
+            if let Some(wanted) = self.request(&bytes, changes, buffers)? {
                 return Ok(Some(wanted));
             }
         }
@@ -272,6 +301,7 @@ impl ExportConnection {
     fn request(
         &mut self,
         bytes: &[u8; REQUEST_LEN],
+        changes: u64,
         buffers: &mut Buffers,
     ) -> io::Result<Option<DiskRequest>> {
         let Phase::Transmission(agreed) = self.phase else { return Ok(None) };
@@ -286,7 +316,13 @@ impl ExportConnection {
                 self.send(reply_allocated(cookie, len), None);
                 return Ok(None);
             }
-            Ok(command) => command,
+            Ok(command) => {
+                if let Some((len, state)) = self.walk_on(&request, changes) {
+                    self.send(reply_extent(cookie, len, state), None);
+                    return Ok(None);
+                }
+                command
+            }
             Err(number) => {
                 self.skip = payload;
                 self.send(reply_end(cookie, number, structured), None);
@@ -329,12 +365,19 @@ impl ExportConnection {
         self.out.push_back(Outgoing { header, payload, sent: 0 });
     }
 
-    /// Queues the reply of a completed request.
+    /// Returns the extent at the begin of a query, if the client goes on where its last query ended.
+    fn walk_on(&mut self, request: &ClientRequest, changes: u64) -> Option<(u32, ExtentState)> {
+        let is_for_one = matches!(request.command, Ok(NbdCommand::BlockStatus { one: true }));
+        self.walk.as_mut().filter(|_| is_for_one)?.answer(request, changes)
+    }
+
+    /// Queues the reply of a completed request. `changes` is the number of changes of the disk at its start.
     pub(super) fn answer(
         &mut self,
         request: &ClientRequest,
         payload: Option<Payload>,
         result: Result<(), i32>,
+        changes: u64,
         buffers: &mut Buffers,
     ) {
         self.in_flight -= 1;
@@ -344,7 +387,9 @@ impl ExportConnection {
         match (result, payload) {
             (Ok(()), Some(mut payload)) if is_query => {
                 let before = payload.bytes.len();
-                let count = status::encode(request, self.sector_size, &mut payload);
+                let (count, walk) =
+                    status::encode(request, self.sector_size, changes, &mut payload);
+                self.walk = walk;
                 self.held -= before - payload.bytes.len();
                 if count > 0 {
                     return self.send(reply_status(cookie, count), Some(payload));

@@ -44,7 +44,7 @@ pub struct ExportOptions {
     /// Name of the export; the empty name selects it as well.
     pub name: String,
     pub description: String,
-    /// Maximum number of clients at the same time.
+    /// Maximum number of clients at the same time. Others learn it in the handshake and are refused.
     pub clients_max: usize,
     /// Maximum number of requests in flight at the disk.
     pub depth: u32,

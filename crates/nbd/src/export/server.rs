@@ -24,7 +24,7 @@ use super::buffers::{Buffers, Payload};
 use super::connection::{DiskRequest, ExportConnection, Interest, ReceivedCommand};
 use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
-use crate::protocol::serve::ClientRequest;
+use crate::protocol::serve::{ClientRequest, NbdCommand};
 
 /// Maximum number of events per wait.
 const EVENTS: usize = 64;
@@ -47,6 +47,9 @@ const ZEROS: usize = 256 << 10;
 /// Maximum number of reads from one client per round.
 const READS: usize = 4;
 
+/// Maximum number of clients over the limit that are told so at the same time. Others are disconnected.
+pub(super) const REFUSED_MAX: usize = 8;
+
 /// Pause of accepting when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -61,6 +64,10 @@ struct Active {
     current: Option<Step>,
     /// Steps that follow.
     steps: Steps,
+    /// Value of [`Server::changes`] at the start.
+    changes: u64,
+    /// Set if the request changes the disk.
+    writes: bool,
 }
 
 /// State of the event loop.
@@ -75,6 +82,8 @@ pub(super) struct Server {
     next_client: u64,
     active: HashMap<u64, Active>,
     exclusion: Exclusion,
+    /// Number of starts and ends of requests that change the disk.
+    changes: u64,
     next_token: u64,
     at_disk: usize,
     /// Requests that wait for room in the disk queue.
@@ -85,6 +94,8 @@ pub(super) struct Server {
     vectors: Vec<Vec<Segment>>,
     done: Vec<Done>,
     accept_again: Option<Instant>,
+    /// Set once a client over the limit was logged.
+    limit_logged: bool,
 }
 
 impl Server {
@@ -112,6 +123,7 @@ impl Server {
             next_client: FIRST_CLIENT,
             active: HashMap::new(),
             exclusion: Exclusion::default(),
+            changes: 0,
             next_token: 0,
             at_disk: 0,
             backlog: VecDeque::new(),
@@ -120,6 +132,7 @@ impl Server {
             vectors: vec![],
             done: vec![],
             accept_again: None,
+            limit_logged: false,
         })
     }
 
@@ -205,14 +218,8 @@ impl Server {
             // The client closed the connection before it was accepted.
             Err(_) => return,
         };
-        if self.clients.len() >= self.options.clients_max {
-            tracing::warn!("{} clients use the disk: one more is sent away", self.clients.len());
-            return;
-        }
+        let Some(mut client) = self.new_client(stream) else { return };
         let id = self.next_client;
-        let deadline = Instant::now() + self.options.handshake;
-        let mut client =
-            ExportConnection::new(stream, self.export.clone(), &self.geometry, deadline);
         client.interest = Interest { readable: true, writable: false };
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
@@ -221,6 +228,23 @@ impl Server {
         self.next_client += 1;
         self.clients.insert(id, client);
         self.serve_client(id);
+    }
+
+    /// Creates the connection of a client, or one that tells it the limit of clients. Returns `None` if many are told
+    /// already.
+    fn new_client(&mut self, stream: OwnedFd) -> Option<ExportConnection> {
+        let refused = self.clients.values().filter(|client| client.is_refused()).count();
+        let (export, limit) = (self.export.clone(), self.options.clients_max);
+        let deadline = Instant::now() + self.options.handshake;
+        if self.clients.len() - refused < limit {
+            return Some(ExportConnection::new(stream, export, &self.geometry, deadline));
+        }
+        let why = format!("{limit} clients use this disk, which is its limit");
+        if !std::mem::replace(&mut self.limit_logged, true) {
+            tracing::warn!("{why}: another one is refused");
+        }
+        (refused < REFUSED_MAX)
+            .then(|| ExportConnection::refused(stream, export, &self.geometry, deadline, why))
     }
 
     fn read_from(&mut self, id: u64) {
@@ -249,7 +273,7 @@ impl Server {
             if all > BYTES_MAX && client.held() > 0 {
                 return;
             }
-            match client.next(&mut self.buffers) {
+            match client.next(self.changes, &mut self.buffers) {
                 Ok(Some(request)) => self.start(id, request),
                 Ok(None) => return,
                 Err(error) => return self.disconnect(id, &error),
@@ -327,7 +351,8 @@ impl Server {
             Ok(edge) => edge,
             Err(_) => {
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.answer(&request, payload, Err(libc::ENOMEM), &mut self.buffers);
+                    let error = Err(libc::ENOMEM);
+                    client.answer(&request, payload, error, self.changes, &mut self.buffers);
                 }
                 return;
             }
@@ -335,7 +360,14 @@ impl Server {
         let token = self.next_token;
         self.next_token += 1;
         let may_start = self.exclusion.admit(token, &steps);
-        let active = Active { client, request, payload, edge, current: None, steps };
+        let writes = !matches!(
+            command,
+            NbdCommand::Read | NbdCommand::Flush | NbdCommand::BlockStatus { .. }
+        );
+        self.changes += u64::from(writes);
+        let changes = self.changes;
+        let active =
+            Active { client, request, payload, edge, current: None, steps, changes, writes };
         if may_start {
             self.advance(token, active);
         } else {
@@ -412,10 +444,13 @@ impl Server {
 
     /// Queues the reply of a request and returns its client.
     fn finish(&mut self, active: Active, result: Result<(), i32>) -> u64 {
-        let Active { client: id, request, payload, edge, .. } = active;
+        let Active { client: id, request, payload, edge, changes, writes, .. } = active;
+        self.changes += u64::from(writes);
         edge.into_iter().for_each(|edge| self.buffers.give_back(edge));
         match self.clients.get_mut(&id) {
-            Some(client) => client.answer(&request, payload, result, &mut self.buffers),
+            Some(client) => {
+                client.answer(&request, payload, result, changes, &mut self.buffers);
+            }
             None => payload.into_iter().for_each(|payload| self.buffers.give_back(payload)),
         }
         id

@@ -1,12 +1,17 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use ringfence_block::storage::memory::MemoryDisk;
+use ringfence_block::storage::testing::Driver;
+use ringfence_block::storage::{DiskQueue, Done, Op, Request};
 
 use super::*;
-use crate::protocol::numbers::{self, command, error, option};
+use crate::protocol::ProtocolError;
+use crate::protocol::agree::{ClientHandshake, ClientProgress};
+use crate::protocol::numbers::{self, command, command_flag, error, option};
 
 const BYTES: u64 = 64 << 20;
 
@@ -17,11 +22,14 @@ struct Served {
 }
 
 fn serve(options: ExportOptions) -> Served {
-    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(BYTES, 512).unwrap());
+    serve_disk(&(Arc::new(MemoryDisk::new(BYTES, 512).unwrap()) as Arc<dyn Disk>), options)
+}
+
+fn serve_disk(disk: &Arc<dyn Disk>, options: ExportOptions) -> Served {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let listener = UnixListener::bind(&path).unwrap();
-    let export = Export::start(listener, &disk, options).unwrap();
+    let export = Export::start(listener, disk, options).unwrap();
     Served { path, _directory: directory, _export: export }
 }
 
@@ -50,6 +58,31 @@ impl Served {
         let mut stream = self.client();
         assert_eq!(ask(&mut stream, command::READ, 0, 512), 0);
         stream.read_exact(&mut [0; 512]).unwrap();
+    }
+}
+
+/// Performs the handshake of a client with structured replies and block status.
+fn negotiate(stream: &mut UnixStream) -> Result<(), ProtocolError> {
+    let mut handshake = ClientHandshake::new("", false)?;
+    let (mut held, mut out) = (vec![], vec![]);
+    loop {
+        let mut bytes = [0; 4096];
+        let read = stream.read(&mut bytes).unwrap();
+        assert!(read > 0, "the server closed the connection");
+        held.extend(&bytes[..read]);
+        loop {
+            let (used, progress) = handshake.feed(&held, &mut out)?;
+            held.drain(..used);
+            stream.write_all(&out).unwrap();
+            out.clear();
+            if let ClientProgress::Ready(settled) = progress {
+                assert!(settled.structured && settled.block_status);
+                return Ok(());
+            }
+            if used == 0 {
+                break;
+            }
+        }
     }
 }
 
@@ -137,7 +170,15 @@ fn client_over_handshake_timeout_is_disconnected() {
 fn client_over_limit_is_refused_until_another_disconnects() {
     let served = serve(ExportOptions { clients_max: 2, ..ExportOptions::default() });
     let (first, _second) = (served.client(), served.client());
+    for _ in 0..20 {
+        let error = negotiate(&mut served.raw()).unwrap_err().to_string();
+        assert!(error.contains("2 clients use this disk, which is its limit"), "{error}");
+    }
+    // Clients that say nothing have no share in the limit and get no more than their number.
+    let mut silent: Vec<UnixStream> = (0..server::REFUSED_MAX).map(|_| served.raw()).collect();
+    silent.iter_mut().for_each(|stream| stream.read_exact(&mut [0; 18]).unwrap());
     assert!(is_closed(&mut served.raw()));
+    drop(silent);
     drop(first);
     std::thread::sleep(Duration::from_millis(100));
     served.check_still_serving();
@@ -342,4 +383,102 @@ fn concurrent_writes_to_bytes_of_one_sector_lose_none() {
     let lost =
         found.iter().enumerate().filter(|(at, byte)| usize::from(**byte) != at % CLIENTS + 1);
     assert_eq!(lost.count(), 0);
+}
+
+/// Disk that counts the queries of its extents.
+struct Counted {
+    disk: MemoryDisk,
+    queries: Arc<AtomicUsize>,
+}
+
+struct CountedQueue {
+    queue: Box<dyn DiskQueue>,
+    queries: Arc<AtomicUsize>,
+}
+
+impl Disk for Counted {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+    fn queue(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>> {
+        let queries = Arc::clone(&self.queries);
+        Ok(Box::new(CountedQueue { queue: self.disk.queue(depth)?, queries }))
+    }
+}
+
+impl DiskQueue for CountedQueue {
+    fn submit(&mut self, request: Request) {
+        self.queries.fetch_add(usize::from(request.op == Op::Extents), Ordering::Relaxed);
+        self.queue.submit(request);
+    }
+    fn kick(&mut self) {
+        self.queue.kick();
+    }
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.queue.reap(done);
+    }
+    fn wait_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.queue.wait_fd()
+    }
+}
+
+/// Asks for one extent. Returns its length in bytes, and its flags.
+fn one_extent(stream: &mut UnixStream, offset: u64) -> (u32, u32) {
+    let len = u32::try_from((BYTES - offset).min(1 << 30)).unwrap();
+    let mut bytes = request(command::BLOCK_STATUS, 9, offset, len);
+    bytes[4..6].copy_from_slice(&command_flag::REQ_ONE.to_be_bytes());
+    stream.write_all(&bytes).unwrap();
+    let mut reply = [0; 32];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..4], numbers::STRUCTURED_REPLY.to_be_bytes());
+    assert_eq!(reply[16..20], 12u32.to_be_bytes(), "one extent");
+    let number = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().unwrap());
+    (number(24), number(28))
+}
+
+#[test]
+fn walk_over_8000_extents_asks_the_disk_once_for_hundreds() {
+    const PAGE: u64 = 4096;
+    const DATA: u64 = 4000;
+    let disk = MemoryDisk::new(BYTES, 512).unwrap();
+    let mut driver = Driver::new(disk.queue(1).unwrap());
+    for number in 0..DATA {
+        driver.write((2 * number + 1) * PAGE, &[1; 4096]).unwrap();
+    }
+    drop(driver);
+    let queries = Arc::new(AtomicUsize::new(0));
+    let disk: Arc<dyn Disk> = Arc::new(Counted { disk, queries: Arc::clone(&queries) });
+    let served = serve_disk(&disk, ExportOptions::default());
+    let mut stream = served.raw();
+    negotiate(&mut stream).unwrap();
+    let (mut at, mut extents) = (0, 0);
+    while at < BYTES {
+        let (len, flags) = one_extent(&mut stream, at);
+        let is_data = at / PAGE % 2 == 1 && at / PAGE < 2 * DATA;
+        assert_eq!(flags, if is_data { 0 } else { 3 }, "at {at}");
+        at += u64::from(len);
+        extents += 1;
+    }
+    assert_eq!(at, BYTES);
+    assert!(extents > 2 * DATA, "{extents} extents");
+    // A list has about 511. One that is a second old is not used, so a slow machine may ask more often.
+    let count = queries.load(Ordering::Relaxed);
+    assert!(count < 200, "the disk was asked {count} times for {extents} extents");
+}
+
+#[test]
+fn walk_sees_what_was_written_meanwhile() {
+    let served = serve(ExportOptions::default());
+    let mut driver = served.client();
+    write(&mut driver, 7, 1 << 20, &[1; 4096]);
+    assert_eq!(answer(&mut driver), 0);
+    let mut stream = served.raw();
+    negotiate(&mut stream).unwrap();
+    assert_eq!(one_extent(&mut stream, 0), (1 << 20, 3));
+    write(&mut driver, 7, (1 << 20) + 4096, &[1; 4096]);
+    assert_eq!(answer(&mut driver), 0);
+    assert_eq!(one_extent(&mut stream, 1 << 20), (8192, 0));
+    assert_eq!(ask(&mut driver, command::WRITE_ZEROES, 1 << 20, 8192), 0);
+    assert_eq!(one_extent(&mut stream, (1 << 20) + 8192).1, 3);
+    assert_eq!(one_extent(&mut stream, 0), (u32::try_from(BYTES).unwrap(), 3));
 }

@@ -126,18 +126,18 @@ pub(super) fn steps(command: NbdCommand, span: Span, sector: u32, zeroes: bool) 
         NbdCommand::Trim { .. } => {
             steps.push(Step::Range(Op::Discard { secure: false }, inside));
         }
-        NbdCommand::WriteZeroes { .. } => {
+        NbdCommand::WriteZeroes { allocate, .. } => {
             for edge in edges {
                 steps.extend([Step::ReadEdge(edge), Step::WriteEdge(edge)]);
             }
             if inside.len > 0 {
-                let with_op = Step::Range(Op::WriteZeroes, inside);
+                let with_op = Step::Range(Op::WriteZeroes { allocate }, inside);
                 steps.push(if zeroes { with_op } else { Step::Zeros(inside) });
             }
         }
         NbdCommand::Flush | NbdCommand::Disconnect => {}
     }
-    if let NbdCommand::Trim { fua: true } | NbdCommand::WriteZeroes { fua: true } = command {
+    if let NbdCommand::Trim { fua: true } | NbdCommand::WriteZeroes { fua: true, .. } = command {
         steps.push(Step::Flush);
     }
     steps.reverse();
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     const WRITE: NbdCommand = NbdCommand::Write { fua: false };
-    const ZEROES: NbdCommand = NbdCommand::WriteZeroes { fua: false };
+    const ZEROES: NbdCommand = NbdCommand::WriteZeroes { allocate: false, fua: false };
 
     fn of(command: NbdCommand, offset: u64, len: u64) -> Steps {
         steps(command, Span { offset, len }, 512, true)
@@ -246,7 +246,8 @@ mod tests {
         {
             assert_eq!(of(command, 512, 1024).len(), 1, "{command:?}");
         }
-        assert_eq!(of(NbdCommand::WriteZeroes { fua: true }, 512, 1024).len(), 2);
+        let durable = NbdCommand::WriteZeroes { allocate: false, fua: true };
+        assert_eq!(of(durable, 512, 1024).len(), 2);
         assert_eq!(of(NbdCommand::Flush, u64::MAX, u64::from(u32::MAX))[..], [Step::Flush]);
         assert_eq!(of(NbdCommand::Trim { fua: false }, 1, 1000).len(), 0, "no whole sector");
     }

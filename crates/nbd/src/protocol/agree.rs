@@ -269,6 +269,9 @@ impl ClientHandshake {
             (option::GO, reply::UNSUPPORTED) => self.send_option(option::EXPORT_NAME, out),
             (_, error @ reply::ERROR..) => {
                 let message = String::from_utf8_lossy(&data[..data.len().min(200)]).into_owned();
+                if (asked, error) == (option::GO, reply::UNKNOWN) {
+                    return Err(ProtocolError::UnknownExport { name: self.name.clone(), message });
+                }
                 if asked == option::STARTTLS {
                     return Err(ProtocolError::NoTls { message });
                 }

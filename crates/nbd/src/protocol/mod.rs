@@ -17,9 +17,11 @@ pub mod numbers;
 pub mod offer;
 pub mod replies;
 pub mod serve;
+mod words;
 
 use std::io;
 
+use ringfence_block::storage::failure::Failure;
 use serde::{Deserialize, Serialize};
 
 use numbers::{error, transmission};
@@ -60,15 +62,15 @@ impl Offer {
 
 /// Returns the protocol's error number of an errno (`proto.md`, "Error values").
 pub fn error_of(errno: i32) -> u32 {
-    match errno {
-        libc::EPERM | libc::EROFS => error::PERM,
-        libc::ENOMEM => error::NOMEM,
-        libc::EINVAL => error::INVAL,
-        libc::ENOSPC => error::NOSPC,
-        libc::EOVERFLOW => error::OVERFLOW,
-        libc::EOPNOTSUPP => error::NOTSUP,
-        libc::ESHUTDOWN => error::SHUTDOWN,
-        _ => error::IO,
+    match Failure::of(errno) {
+        Failure::NotPermitted => error::PERM,
+        Failure::NoMemory => error::NOMEM,
+        Failure::Invalid => error::INVAL,
+        Failure::NoSpace => error::NOSPC,
+        Failure::TooLong => error::OVERFLOW,
+        Failure::Unsupported => error::NOTSUP,
+        Failure::ShuttingDown => error::SHUTDOWN,
+        Failure::Io => error::IO,
     }
 }
 
@@ -143,11 +145,25 @@ pub enum ProtocolError {
         found: u32,
     },
     /// Option refused by the server.
-    #[error("the server refuses option {option} with error {error:#x}{}", escaped_suffix(message))]
+    #[error(
+        "the server refuses {}: {}{}",
+        words::option(*option), words::refusal(*error), escaped_suffix(message)
+    )]
     Refused {
         option: u32,
         /// Error number of the server.
         error: u32,
+        message: String,
+    },
+    /// Name of an export that the server does not have.
+    #[error(
+        "the server has no export {name:?}{}: `nbdinfo --list` shows those that it has",
+        escaped_suffix(message)
+    )]
+    UnknownExport {
+        /// Name that was asked for.
+        name: String,
+        /// Message of the server.
         message: String,
     },
     /// Server that refuses connections in the clear.
@@ -165,6 +181,12 @@ pub enum ProtocolError {
          (?tls-certificates=DIRECTORY)"
     )]
     WantsCertificate,
+    /// Server that accepts none of the ciphers, or has no certificate.
+    #[error(
+        "the server accepts none of the ciphers with certificates: does it use pre-shared keys (PSK)? Those are \
+         not supported"
+    )]
+    NoCommonCipher,
     /// Agreement of the server without the size of the disk.
     #[error("the server agreed, but did not say how large the disk is")]
     NoExport,

@@ -61,12 +61,20 @@ pub mod reply {
     pub const POLICY: u32 = ERROR + 2;
     /// Option data that is malformed.
     pub const INVALID: u32 = ERROR + 3;
+    /// Option that the server's platform does not allow.
+    pub const PLATFORM: u32 = ERROR + 4;
     /// Server that accepts this option over TLS alone.
     pub const TLS_REQUIRED: u32 = ERROR + 5;
     /// Export name unknown to the server.
     pub const UNKNOWN: u32 = ERROR + 6;
+    /// Server that shuts down.
+    pub const SHUTDOWN: u32 = ERROR + 7;
+    /// Server that requires clients which ask for its block sizes.
+    pub const BLOCK_SIZE_REQUIRED: u32 = ERROR + 8;
     /// Option data beyond the server's limit.
     pub const TOO_BIG: u32 = ERROR + 9;
+    /// Server that requires extended headers.
+    pub const EXTENDED_HEADERS_REQUIRED: u32 = ERROR + 10;
 }
 
 /// Information types of an export.

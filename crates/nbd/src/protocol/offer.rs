@@ -67,6 +67,8 @@ pub struct ServerHandshake {
     options: u32,
     no_zeroes: bool,
     agreed: Agreed,
+    /// Reason for which no client may choose the export.
+    refusal: Option<String>,
 }
 
 /// Returns the first message of a server.
@@ -97,7 +99,15 @@ impl ServerHandshake {
             options: 0,
             no_zeroes: false,
             agreed: Agreed::default(),
+            refusal: None,
         }
+    }
+
+    /// Refuses each choice of the export, with a reason for the client's user, and then ends the connection.
+    #[must_use]
+    pub fn refusing(mut self, why: String) -> ServerHandshake {
+        self.refusal = Some(why);
+        self
     }
 
     /// Parses received bytes and appends the reply to `out`. Returns the number of bytes consumed and the state.
@@ -232,10 +242,15 @@ impl ServerHandshake {
         name: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<ServerProgress, ProtocolError> {
+        // This option has no refusal reply.
+        let refused = |error, message| {
+            Err(ProtocolError::Refused { option: option::EXPORT_NAME, error, message })
+        };
+        if let Some(why) = &self.refusal {
+            return refused(reply::POLICY, why.clone());
+        }
         if !self.is_our_export(name) {
-            // This option has no refusal reply.
-            let (option, error) = (option::EXPORT_NAME, reply::UNKNOWN);
-            return Err(ProtocolError::Refused { option, error, message: String::new() });
+            return refused(reply::UNKNOWN, String::new());
         }
         let Offer { bytes, flags, .. } = self.export.offer;
         out.extend(bytes.to_be_bytes());
@@ -254,6 +269,11 @@ impl ServerHandshake {
         if !self.is_our_export(name) {
             put_reply(out, number, reply::UNKNOWN, &[b"there is no export of that name"]);
             return ServerProgress::More;
+        }
+        if let Some(why) = &self.refusal {
+            put_reply(out, number, reply::POLICY, &[why.as_bytes()]);
+            self.state = OfferState::Over;
+            return ServerProgress::Aborted;
         }
         let Offer { bytes, flags, block_min, block_preferred, payload_max } = self.export.offer;
         let about = |out: &mut Vec<u8>, what: u16, data: &[&[u8]]| {

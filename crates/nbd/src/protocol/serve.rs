@@ -28,6 +28,8 @@ pub enum NbdCommand {
         fua: bool,
     },
     WriteZeroes {
+        /// Set if the storage of the range stays allocated (`NBD_CMD_FLAG_NO_HOLE`).
+        allocate: bool,
         /// Set if the zeros are durable when it completes.
         fua: bool,
     },
@@ -106,7 +108,10 @@ fn parse_command(
             return if plain { Ok(NbdCommand::Flush) } else { Err(error::INVAL) };
         }
         command::TRIM => (NbdCommand::Trim { fua }, 0),
-        command::WRITE_ZEROES => (NbdCommand::WriteZeroes { fua }, command_flag::NO_HOLE),
+        command::WRITE_ZEROES => {
+            let allocate = flags & command_flag::NO_HOLE != 0;
+            (NbdCommand::WriteZeroes { allocate, fua }, command_flag::NO_HOLE)
+        }
         command::BLOCK_STATUS if agreed.block_status => {
             let one = flags & command_flag::REQ_ONE != 0;
             (NbdCommand::BlockStatus { one }, command_flag::REQ_ONE)
@@ -129,7 +134,9 @@ fn parse_command(
         return Err(if writes { error::NOSPC } else { error::INVAL });
     }
     if command == NbdCommand::Read && len > offer.payload_max {
-        return Err(error::OVERFLOW);
+        // `EOVERFLOW` tells a client that the reply would not fit in one chunk; only `DF` demands one.
+        let is_single = flags & command_flag::DF != 0;
+        return Err(if is_single { error::OVERFLOW } else { error::INVAL });
     }
     Ok(command)
 }
@@ -183,8 +190,13 @@ pub fn status_entry(len: u32, state: ExtentState) -> [u8; 8] {
 
 /// Encodes a block status reply: the whole range is allocated, the safe answer without knowledge.
 pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
+    reply_extent(cookie, len, ExtentState::DATA)
+}
+
+/// Encodes a block status reply of one extent.
+pub fn reply_extent(cookie: u64, len: u32, state: ExtentState) -> ReplyHeader {
     let mut bytes = reply_status(cookie, 1);
-    bytes.extend(status_entry(len, ExtentState::DATA));
+    bytes.extend(status_entry(len, state));
     bytes
 }
 

@@ -211,7 +211,11 @@ fn request_is_parsed_or_answered_with_error() {
     let hole = command_flag::NO_HOLE;
     assert_eq!(
         parse(hole, command::WRITE_ZEROES, 0, 512),
-        Ok(NbdCommand::WriteZeroes { fua: false })
+        Ok(NbdCommand::WriteZeroes { allocate: true, fua: false })
+    );
+    assert_eq!(
+        parse(fua, command::WRITE_ZEROES, 0, 512),
+        Ok(NbdCommand::WriteZeroes { allocate: false, fua: true })
     );
     assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(NbdCommand::BlockStatus { one: false }));
     assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(NbdCommand::Disconnect));
@@ -222,6 +226,11 @@ fn request_is_parsed_or_answered_with_error() {
     assert_eq!(parse(0, command::WRITE, end - 1, 1), Ok(NbdCommand::Write { fua: false }));
     assert_eq!(parse(0, command::WRITE, end - 1, 2), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, 0, 0), Err(error::INVAL));
+    let large = Offer { bytes: 1 << 30, ..OFFER };
+    for (flags, refused) in [(0, error::INVAL), (command_flag::DF, error::OVERFLOW)] {
+        let long = request(flags, command::READ, 0, PAYLOAD_MAX + 1);
+        assert_eq!(parse_request(&long, &large, agreed).unwrap().command, Err(refused));
+    }
     assert_eq!(parse(command_flag::DF, command::WRITE, 0, 512), Err(error::INVAL));
     assert_eq!(parse(0, 99, 0, 512), Err(error::INVAL));
     let read_only = Offer { flags: OFFER.flags | transmission::READ_ONLY, ..OFFER };

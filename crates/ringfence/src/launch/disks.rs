@@ -18,6 +18,7 @@ use ringfence_block::storage::file::OpenFile;
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::prerequisite::NBD;
+use rustix::net::SocketAddrUnix;
 
 use super::devices::Device;
 use super::report::Reporter;
@@ -27,6 +28,9 @@ use ringfence_driver::switchboard::{
 };
 use ringfence_guest::disk_socket_name;
 use ringfence_hostnet::text::printable;
+
+/// Maximum length in bytes of the path of a socket (`unix(7)`).
+const SOCKET_PATH_MAX: usize = 107;
 
 /// Time limit for adding a disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,9 +58,16 @@ pub(super) struct GuestDisks {
 }
 
 impl GuestDisks {
-    /// Opens and locks the files.
-    pub(super) fn open(specs: &[DiskSpec], reporter: Reporter) -> anyhow::Result<GuestDisks> {
+    /// Opens and locks the files. The sockets of the disks will be in the directory `sockets` of the guest's view.
+    pub(super) fn open(
+        specs: &[DiskSpec],
+        sockets: &Path,
+        reporter: Reporter,
+    ) -> anyhow::Result<GuestDisks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
+        if let Some(last) = specs.len().checked_sub(1) {
+            check_socket_path(&sockets.join(disk_socket_name(last)))?;
+        }
         let mut disks = GuestDisks {
             directory: None,
             devices: vec![],
@@ -223,6 +234,19 @@ impl GuestDisks {
     }
 }
 
+/// Refuses a path that no program could connect to.
+fn check_socket_path(path: &Path) -> anyhow::Result<()> {
+    let is_address = SocketAddrUnix::new(path).is_ok();
+    ensure!(
+        is_address,
+        "--disk: {} has {} bytes, and the path of a socket has at most {SOCKET_PATH_MAX}: set XDG_RUNTIME_DIR \
+         to a directory with a shorter path",
+        path.display(),
+        path.as_os_str().len()
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::report::Loudness;
@@ -234,7 +258,8 @@ mod tests {
         let image = directory.path().join("image");
         std::fs::write(&image, [0; 4096]).unwrap();
         let spec = image.display().to_string().parse().unwrap();
-        let mut disks = GuestDisks::open(&[spec], Reporter::new(Loudness::Quiet)).unwrap();
+        let mut disks =
+            GuestDisks::open(&[spec], directory.path(), Reporter::new(Loudness::Quiet)).unwrap();
         let open = |number| -> Vec<OwnedFd> {
             (0..number).map(|_| std::fs::File::open(&image).unwrap().into()).collect()
         };

@@ -168,7 +168,8 @@ impl<'a> Launch<'a> {
         if !options.has_switch() && options.disks.is_empty() {
             return self.run_without_driver(cgroup, guest, &directory, uplink, terminal, host);
         }
-        let mut disks = GuestDisks::open(&options.disks, self.reporter)?;
+        let sockets = view::runtime_dir_of_guest(options, &directory);
+        let mut disks = GuestDisks::open(&options.disks, &sockets, self.reporter)?;
         let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
@@ -198,7 +199,7 @@ impl<'a> Launch<'a> {
         }
         let uplink = self.unless_overlapping(uplink, &attachment.attached.addresses);
         disks.attach(&attachment.driver_channel)?;
-        let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
+        let environment = disks.environment(&sockets);
         let view = view::config(options, &directory, disks.len(), host)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let parts = GuestParts { attachment: Some(attachment), disks, uplink, cgroup };
@@ -239,7 +240,7 @@ impl<'a> Launch<'a> {
         host: view::HostFacts,
     ) -> anyhow::Result<u8> {
         let options = self.options;
-        let disks = GuestDisks::open(&[], self.reporter)?;
+        let disks = GuestDisks::open(&[], Path::new(""), self.reporter)?;
         let view = view::config(options, directory, disks.len(), host)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let parts = GuestParts { attachment: None, disks, uplink, cgroup };

@@ -208,6 +208,14 @@ fn tls_disk_works_and_wrong_certificate_is_refused() {
     let plain_socket = lab.file("plain");
     let words = ["nbdkit", "-f", "-U", plain_socket.to_str().unwrap(), "--tls=off", "null", "1M"];
     let _plain = Background::start(&words, || listens(&plain_socket));
+    let (psk_socket, keys) = (lab.file("psk"), lab.file("keys"));
+    fs::write(&keys, "guest:00112233445566778899aabbccddeeff\n").unwrap();
+    let keys = format!("--tls-psk={}", keys.display());
+    let words = ["nbdkit", "-f", "-U", psk_socket.to_str().unwrap(), "--tls=require", &keys];
+    let words = [&words[..], &["null", "1M"]].concat();
+    let _psk = Background::start(&words, || listens(&psk_socket));
+    let psk = psk_socket.display();
+    let psk = format!("nbds+unix:///?socket={psk}&tls-certificates={directory}");
     let nameless = lab.file("nameless");
     fs::create_dir(&nameless).unwrap();
     fs::copy(format!("{directory}/ca-cert.pem"), nameless.join("ca-cert.pem")).unwrap();
@@ -217,6 +225,7 @@ fn tls_disk_works_and_wrong_certificate_is_refused() {
     for (address, why) in [
         (format!("nbd://127.0.0.1:{port}/"), "requires TLS: use nbds://"),
         (unix, "offers no TLS"),
+        (psk, "pre-shared keys (PSK)"),
         (format!("nbds://127.0.0.1:{port}/{without}"), "wants a client certificate"),
         (format!("nbds://127.0.0.1:{port}/?tls-certificates={directory}"), "certificate"),
         (format!("nbds://127.0.0.1:{port}/?tls-certificates=/nowhere"), "/nowhere/ca-cert.pem"),

@@ -64,6 +64,54 @@ fn holes_of_image_are_found_in_each_mode() {
 }
 
 #[test]
+fn sparse_copy_larger_than_file_system_fits_in_each_mode() {
+    require!(
+        Need::Guests,
+        Need::Root,
+        Need::Program("nbdcopy", "libnbd-bin"),
+        Need::Program("qemu-img", "qemu-utils"),
+    );
+    let lab = Lab::new();
+    let (source, small) = (lab.file("source"), lab.file("small"));
+    let file = fs::File::create(&source).unwrap();
+    file.set_len(1 << 30).unwrap();
+    for piece in 0..8 {
+        file.write_all_at(&vec![7; 1 << 20], piece * (100 << 20)).unwrap();
+    }
+    drop(file);
+    fs::create_dir(&small).unwrap();
+    succeed(&["mount", "-t", "tmpfs", "-o", "size=100m", "none", small.to_str().unwrap()]);
+    let _mounted = Unmounted(small.clone());
+    let disk = small.join("disk.img");
+    let convert = "qemu-img convert -n -f raw -O raw";
+    let copies = [
+        ("persistent", "nbdcopy --flush", ""),
+        ("map", convert, ""),
+        ("copy", "nbdcopy --flush", ",discard"),
+        ("window", convert, ",discard"),
+    ];
+    for (mode, copy, more) in copies {
+        fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
+        let options = format!("--disk {},cache=writeback,mode={mode}{more}", disk.display());
+        let script = format!("{copy} {} {URI}0", source.display());
+        lab.script(&options, &script).succeed(MOMENT);
+        let allocated = fs::metadata(&disk).unwrap().blocks() * 512;
+        assert!(allocated < 12 << 20, "{mode}: {allocated} bytes for 8 MiB of data");
+        let (source, disk) = (source.to_str().unwrap(), disk.to_str().unwrap());
+        succeed(&["qemu-img", "compare", "-f", "raw", "-F", "raw", source, disk]);
+    }
+}
+
+/// Mounted file system, unmounted on drop.
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        output_of(&["umount", "-l", self.0.to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn several_disks_are_distinct_and_read_only_disk_is_unchanged() {
     require!(Need::Guests, Need::Program("nbdinfo", "libnbd-bin"));
     let lab = Lab::new();
@@ -155,12 +203,62 @@ fn image_of_qemu_nbd_is_waited_for_with_message_and_refused_in_the_end() {
 fn invalid_disk_is_refused_before_guest_starts() {
     require!(Need::Guests);
     let lab = Lab::new();
-    for (disk, why) in [("/nowhere/x", "No such file"), ("/dev/null", "neither a file nor")] {
+    for (disk, why) in [
+        ("/nowhere/x", "No such file"),
+        ("/dev/null", "neither a file nor"),
+        ("nbd:unix:/run/s", "nbd+unix:///?socket=/run/s"),
+        ("NBD://localhost", "nbd://"),
+        ("nbd+vsock://2:10809", "vsock"),
+        ("nbd://localhost/?export=x", "the parameter export is not known"),
+        ("nbds://localhost/?tls-psk-file=x", "pre-shared keys"),
+    ] {
         let finished = lab.run(&format!("--disk {disk}"), &["true"]).finish(MOMENT);
         assert_eq!(finished.status, Some(125));
         assert!(finished.stderr.contains(why), "{}", finished.stderr);
     }
     lab.assert_no_switch();
+}
+
+#[test]
+fn disk_below_long_runtime_directory_is_refused_with_advice() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let disk = image_file(&lab, 1).display().to_string();
+    let long = lab.file(&"long".repeat(30));
+    fs::create_dir(&long).unwrap();
+    let variable = format!("XDG_RUNTIME_DIR={}", long.display());
+    let wrapper = ["env", &variable];
+    let options = format!("--disk {disk}");
+    let refused = lab.start(&options, &["true"], &wrapper).finish(MOMENT);
+    assert_eq!(refused.status, Some(125));
+    assert!(refused.stderr.contains("set XDG_RUNTIME_DIR"), "{}", refused.stderr);
+    lab.start("", &["true"], &wrapper).succeed(MOMENT);
+}
+
+#[test]
+fn image_whose_name_begins_with_dash_is_a_disk() {
+    require!(Need::Guests, Need::Program("nbdinfo", "libnbd-bin"));
+    let lab = Lab::new();
+    fs::File::create(lab.file("-dash")).unwrap().set_len(1 << 20).unwrap();
+    let size = lab.script("--disk -dash", &format!("nbdinfo --size {URI}0")).succeed(MOMENT);
+    assert_eq!(size.trim(), "1048576");
+}
+
+#[test]
+fn image_that_cannot_be_written_is_refused_with_advice() {
+    require!(Need::Guests, Need::Root);
+    let lab = Lab::new();
+    let readonly = lab.file("readonly");
+    fs::create_dir(&readonly).unwrap();
+    succeed(&["mount", "-t", "tmpfs", "none", readonly.to_str().unwrap()]);
+    let _mounted = Unmounted(readonly.clone());
+    let disk = readonly.join("disk.img");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    succeed(&["mount", "-o", "remount,ro", readonly.to_str().unwrap()]);
+    let refused = lab.run(&format!("--disk {}", disk.display()), &["true"]).finish(MOMENT);
+    assert_eq!(refused.status, Some(125));
+    assert!(refused.stderr.contains("--disk FILE,ro"), "{}", refused.stderr);
+    lab.run(&format!("--disk {},ro", disk.display()), &["true"]).succeed(MOMENT);
 }
 
 fn sockets(lab: &Lab) -> Vec<PathBuf> {

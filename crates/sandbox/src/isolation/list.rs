@@ -162,7 +162,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // driver/src/switch/domain.rs: the user of a connection
-    // nbd/src/client/handed.rs: whether there is one
+    // nbd/src/client/host.rs: whether there is one
     // platform/src/local/hub/server.rs: the credentials of who connects
     // sandbox/src/channel.rs: the type of a channel
     // sys/src/descriptors/disposal.rs: the cookie of a socket, which identifies the peer
@@ -310,7 +310,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
     // frontend/src/pressure.rs: pressure on the system's memory
-    // nbd/src/client/handed.rs: waiting for a connection
+    // nbd/src/client/host.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
     // platform/src/vhost.rs: waiting for calls and errors

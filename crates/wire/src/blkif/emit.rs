@@ -45,16 +45,35 @@ pub fn direct(
 }
 
 /// Encodes a discard of a sector range.
-pub fn discard(
+pub fn discard(abi: Abi, name: RequestName, sector: u64, sectors: u64, secure: bool) -> Slot {
+    let mut slot = range(abi, Operation::Discard, name, sector, sectors);
+    slot[1] = u8::from(secure);
+    slot
+}
+
+/// Encodes a write of zeros to a sector range. With `allocate` its storage stays allocated.
+pub fn write_zeroes(
     abi: Abi,
+    name: RequestName,
+    sector: u64,
+    sectors: u64,
+    allocate: bool,
+) -> Slot {
+    let mut slot = range(abi, Operation::WriteZeroes, name, sector, sectors);
+    slot[1] = u8::from(allocate);
+    slot
+}
+
+/// Encodes an operation on a sector range, without segments.
+fn range(
+    abi: Abi,
+    operation: Operation,
     RequestName { id, handle }: RequestName,
     sector: u64,
     sectors: u64,
-    secure: bool,
 ) -> Slot {
     let mut slot = [0; 112];
-    slot[0] = Operation::Discard.to_raw();
-    slot[1] = u8::from(secure);
+    slot[0] = operation.to_raw();
     put(&mut slot, 2, &handle.to_le_bytes());
     put(&mut slot, abi.id(), &id.to_le_bytes());
     put(&mut slot, abi.sector(), &sector.to_le_bytes());
@@ -63,19 +82,8 @@ pub fn discard(
 }
 
 /// Encodes a query of the extents of a sector range, whose list the backend writes to the page `gref`.
-pub fn extents(
-    abi: Abi,
-    RequestName { id, handle }: RequestName,
-    sector: u64,
-    sectors: u64,
-    gref: Gref,
-) -> Slot {
-    let mut slot = [0; 112];
-    slot[0] = Operation::Extents.to_raw();
-    put(&mut slot, 2, &handle.to_le_bytes());
-    put(&mut slot, abi.id(), &id.to_le_bytes());
-    put(&mut slot, abi.sector(), &sector.to_le_bytes());
-    put(&mut slot, abi.tail(), &sectors.to_le_bytes());
+pub fn extents(abi: Abi, name: RequestName, sector: u64, sectors: u64, gref: Gref) -> Slot {
+    let mut slot = range(abi, Operation::Extents, name, sector, sectors);
     put(&mut slot, abi.extents_gref(), &gref.0.to_le_bytes());
     slot
 }

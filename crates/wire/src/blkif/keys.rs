@@ -25,6 +25,9 @@ pub const FEATURE_PERSISTENT: &str = "feature-persistent";
 pub const FEATURE_RINGFENCE_WINDOW: &str = "feature-ringfence-window";
 /// Backend, Ringfence only: accepts the operation [`Operation::Extents`](super::Operation::Extents). Absent: no.
 pub const FEATURE_RINGFENCE_EXTENTS: &str = "feature-ringfence-extents";
+/// Backend, Ringfence only: accepts the operation [`Operation::WriteZeroes`](super::Operation::WriteZeroes).
+/// Absent: no.
+pub const FEATURE_RINGFENCE_WRITE_ZEROES: &str = "feature-ringfence-write-zeroes";
 /// Backend: maximum segments of an indirect request. Must be absent if indirect is not offered.
 pub const FEATURE_MAX_INDIRECT_SEGMENTS: &str = "feature-max-indirect-segments";
 /// Backend: maximum ring order. Absent: 0.

@@ -27,6 +27,9 @@ enum_with_unknown! {
         /// Ringfence only: writes the list of the extents of a range ([`Extent`](super::Extent)) to a page. Offered
         /// by the key [`FEATURE_RINGFENCE_EXTENTS`](super::keys::FEATURE_RINGFENCE_EXTENTS).
         Extents = 0xE0,
+        /// Ringfence only: writes zeros to a range, without pages. Offered by the key
+        /// [`FEATURE_RINGFENCE_WRITE_ZEROES`](super::keys::FEATURE_RINGFENCE_WRITE_ZEROES).
+        WriteZeroes = 0xE1,
     }
 }
 
@@ -97,6 +100,7 @@ pub struct Rules {
     pub barrier: bool,
     pub discard: bool,
     pub extents: bool,
+    pub write_zeroes: bool,
     /// Maximum segments of an indirect request; 0 if indirect requests are not offered.
     pub indirect_segments: u16,
 }
@@ -117,7 +121,7 @@ pub enum BlkRefusal {
     NotIndirect { operation: u8 },
     #[error("the disk is read-only")]
     ReadOnly,
-    /// Read, write, discard or query of no sectors.
+    /// Read, write, discard, write of zeros or query of no sectors.
     #[error("a request without a sector")]
     Nothing,
     #[error("{found} segments, the limit is {limit}")]
@@ -236,6 +240,14 @@ pub enum Body {
         /// Content must not be readable afterwards.
         secure: bool,
     },
+    /// Writes zeros to a sector range.
+    WriteZeroes {
+        sector: u64,
+        /// Number of sectors, at least one.
+        sectors: u64,
+        /// Storage of the range stays allocated. Otherwise the backend may free it.
+        allocate: bool,
+    },
     /// Writes the extents of a range to the only segment, which is a whole page.
     Extents {
         sector: u64,
@@ -316,6 +328,7 @@ fn parse_body(
         Operation::Discard => rules.discard,
         Operation::Indirect => rules.indirect_segments > 0,
         Operation::Extents => rules.extents,
+        Operation::WriteZeroes => rules.write_zeroes,
     };
     if !offered {
         return Err(BlkRefusal::NotOffered { operation });
@@ -334,6 +347,7 @@ fn parse_body(
         Operation::Discard => parse_discard(abi, slot, rules),
         Operation::Indirect => parse_indirect(abi, slot, rules).map(Body::Indirect),
         Operation::Extents => parse_extents(abi, slot, rules, segments),
+        Operation::WriteZeroes => parse_write_zeroes(abi, slot, rules),
         _ => require_sectors(parse_direct(abi, slot, Direction::Write, rules, segments)?)
             .map(Body::Transfer),
     }
@@ -408,6 +422,12 @@ fn parse_discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, BlkRefusa
     check_writable(rules, true)?;
     let (sector, sectors) = parse_range(abi, slot, rules)?;
     Ok(Body::Discard { sector, sectors, secure: slot[1] & 1 != 0 })
+}
+
+fn parse_write_zeroes(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, BlkRefusal> {
+    check_writable(rules, true)?;
+    let (sector, sectors) = parse_range(abi, slot, rules)?;
+    Ok(Body::WriteZeroes { sector, sectors, allocate: slot[1] & 1 != 0 })
 }
 
 /// Validates the sector range of a request without segments.

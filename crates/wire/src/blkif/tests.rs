@@ -12,6 +12,7 @@ const RULES: Rules = Rules {
     barrier: true,
     discard: true,
     extents: true,
+    write_zeroes: true,
     indirect_segments: SEGMENTS_MAX,
 };
 
@@ -97,6 +98,28 @@ fn discard_in_each_layout_round_trips() {
         let (request, _) = parse(abi, &bytes);
         assert_eq!(request.body, Ok(Body::Discard { sector: 8, sectors: 16, secure: true }));
         assert_eq!(discard(abi, RequestName { id: 6, handle: 9 }, 8, 16, true), bytes);
+    }
+}
+
+#[test]
+fn write_of_zeros_in_each_layout_round_trips() {
+    for (abi, [id, sector, count]) in [(Abi::X86_64, [8, 16, 24]), (Abi::X86_32, [4, 12, 20])] {
+        let bytes = slot(&[(0, &[0xE1, 1, 9, 0]), (id, &[6]), (sector, &[8]), (count, &[16])]);
+        let (request, segments) = parse(abi, &bytes);
+        assert_eq!(request.body, Ok(Body::WriteZeroes { sector: 8, sectors: 16, allocate: true }));
+        assert!(segments.is_empty());
+        assert_eq!(write_zeroes(abi, RequestName { id: 6, handle: 9 }, 8, 16, true), bytes);
+        for (rules, refusal) in [
+            (Rules { write_zeroes: false, ..RULES }, BlkRefusal::NotOffered { operation: 0xE1 }),
+            (Rules { read_only: true, ..RULES }, BlkRefusal::ReadOnly),
+            (
+                Rules { sectors: 23, ..RULES },
+                BlkRefusal::BeyondDisk { sector: 8, count: 16, limit: 23 },
+            ),
+        ] {
+            let refused = BlkRequest::parse(abi, &bytes, &rules, &mut vec![]).body;
+            assert_eq!(refused, Err(refusal));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::blkif::{
     Abi, BlkRefusal, BlkRequest, Body, Direction, Operation, RequestName, Rules, SegmentRange,
-    Slot, Status, Transfer, direct, discard, extents, indirect, indirect_descriptors,
+    Slot, Status, Transfer, direct, discard, extents, indirect, indirect_descriptors, write_zeroes,
 };
 
 /// Parses one blkif request with its segment descriptors and compares it with a naive oracle. Accepted
@@ -19,6 +19,7 @@ pub fn blkif_request(data: &[u8]) {
         barrier: bit(2),
         discard: bit(3),
         extents: bit(6),
+        write_zeroes: bit(7),
         indirect_segments: u16::from_le_bytes([settings[2], settings[3]]),
     };
     let mut segments = vec![];
@@ -98,6 +99,11 @@ fn check_body(
             check_range(*sector, *sectors, rules);
             discard(abi, name, *sector, *sectors, *secure)
         }
+        Body::WriteZeroes { sector, sectors, allocate } => {
+            check_range(*sector, *sectors, rules);
+            assert!(!rules.read_only);
+            write_zeroes(abi, name, *sector, *sectors, *allocate)
+        }
         Body::Extents { sector, sectors } => {
             check_range(*sector, *sectors, rules);
             let [page] = segments[..] else { panic!("one page") };
@@ -145,6 +151,7 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<BlkRefusal> 
         5 => rules.discard,
         6 => rules.indirect_segments != 0,
         0xE0 => rules.extents,
+        0xE1 => rules.write_zeroes,
         _ => return Some(BlkRefusal::UnknownOperation { operation }),
     };
     if !offered {
@@ -152,8 +159,8 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<BlkRefusal> 
     }
     let sector = number(slot, sector_at, 8);
     match operation {
-        5 if rules.read_only => Some(BlkRefusal::ReadOnly),
-        5 | 0xE0 => expected_range_refusal(sector, number(slot, tail, 8), rules),
+        5 | 0xE1 if rules.read_only => Some(BlkRefusal::ReadOnly),
+        5 | 0xE0 | 0xE1 => expected_range_refusal(sector, number(slot, tail, 8), rules),
         6 if slot[1] > 1 => Some(BlkRefusal::NotIndirect { operation: slot[1] }),
         6 if slot[1] == 1 && rules.read_only => Some(BlkRefusal::ReadOnly),
         6 => {

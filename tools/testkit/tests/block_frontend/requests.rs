@@ -9,7 +9,7 @@ use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::{describe, whole};
 use ringfence_wire::blkif::{
     Abi, Direction, ExtentState, Operation, RequestName, SEGMENTS_MAX, SegmentRange, Slot, Status,
-    extents,
+    extents, write_zeroes,
 };
 
 use super::*;
@@ -31,6 +31,9 @@ fn request_that_breaks_rule_fails_under_named_rule() {
         let query = |sector, sectors, gref| {
             extents(Abi::X86_64, RequestName { id: 9, handle: 0 }, sector, sectors, gref)
         };
+        let zeros = |sector, sectors| {
+            write_zeroes(Abi::X86_64, RequestName { id: 9, handle: 0 }, sector, sectors, true)
+        };
         let read = |sector| front.direct(Operation::Read, 9, sector, &[whole(&page)]);
         let last = SECTORS - 8;
         let good = read(last);
@@ -51,6 +54,9 @@ fn request_that_breaks_rule_fails_under_named_rule() {
             (front.discard(9, u64::MAX, u64::MAX), error, "blk_sector_overflow"),
             (front.discard(9, 0, SECTORS + 1), error, "blk_beyond_disk"),
             (front.discard(9, 0, 0), error, "blk_no_sectors"),
+            (zeros(1, SECTORS), error, "blk_beyond_disk"),
+            (zeros(u64::MAX, 2), error, "blk_sector_overflow"),
+            (zeros(0, 0), error, "blk_no_sectors"),
             (query(0, SECTORS + 1, page.gref()), error, "blk_beyond_disk"),
             (query(u64::MAX, 2, page.gref()), error, "blk_sector_overflow"),
             (query(0, 0, page.gref()), error, "blk_no_sectors"),
@@ -92,6 +98,42 @@ fn query_of_extents_writes_list_to_its_page() {
         let (hole, data) = (ExtentState::HOLE, ExtentState::DATA);
         let rest = (SECTORS - 72) * 512;
         assert_eq!(found, [(32768, hole), (4096, data), (rest, hole)], "{mode}");
+        assert!(stage.rules(front.vbd).all().is_empty());
+    }
+}
+
+#[test]
+fn write_of_zeros_frees_range_unless_request_keeps_its_storage() {
+    for mode in Mode::DISK {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let data = front.lend(Access::ReadWrite, 0xA5);
+        let list = front.lend(Access::ReadWrite, 0xEE);
+        let name = RequestName { id: 2, handle: 0 };
+        for (allocate, expected) in [
+            (false, vec![(SECTORS * 512, ExtentState::HOLE)]),
+            (
+                true,
+                vec![
+                    (32768, ExtentState::HOLE),
+                    (4096, ExtentState::DATA),
+                    ((SECTORS - 72) * 512, ExtentState::HOLE),
+                ],
+            ),
+        ] {
+            let slot = front.direct(Operation::Write, 1, 64, &[whole(&data)]);
+            assert_eq!(front.ask(&slot), Status::Okay);
+            let slot = write_zeroes(Abi::X86_64, name, 64, 8, allocate);
+            assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+            let slot = extents(Abi::X86_64, name, 0, SECTORS, list.gref());
+            assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+            assert_eq!(storage::extents::load(list.memory()).unwrap(), expected, "{mode}");
+            let slot = front.direct(Operation::Read, 3, 64, &[whole(&list)]);
+            assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+            let mut content = [1; 4096];
+            list.memory().copy_to(0, &mut content).unwrap();
+            assert_eq!(content, [0; 4096], "{mode}");
+        }
         assert!(stage.rules(front.vbd).all().is_empty());
     }
 }

@@ -29,6 +29,9 @@ use super::options::FileOptions;
 /// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
+/// Advice on options for disks that are not written.
+const READ_ONLY_HINT: &str = "--disk FILE,ro; for a Xen guest mode `r`";
+
 /// File systems that compute checksums of written data (`linux/magic.h`).
 const CHECKSUMMING: [u64; 3] = [
     0x9123_683E, // btrfs
@@ -68,6 +71,8 @@ pub struct FileFacts {
     pub direct: Option<DirectRules>,
     /// Set if the file supports discards.
     pub can_discard: bool,
+    /// Set if the file had less storage than its size when it was opened.
+    pub sparse: bool,
     /// Unit of discards in bytes.
     pub discard_granularity: u32,
     /// Offset in bytes of the first unit of discards.
@@ -122,6 +127,9 @@ pub enum OpenFileError {
         wanted: u32,
         why: String,
     },
+    /// File that can be read only.
+    #[error("{} cannot be written: {source}. If the disk is read alone, say so ({READ_ONLY_HINT})", path.display())]
+    NotWritable { path: PathBuf, source: io::Error },
     /// File that another process has locked.
     #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
     InUse { path: PathBuf, holder: LockHolder },
@@ -155,8 +163,16 @@ impl OpenFile {
         options: &FileOptions,
         report: &dyn Fn(&str),
     ) -> Result<OpenFile, OpenFileError> {
-        let flags = OpenFile::flags(options) | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        let open = |flags| -> io::Result<OwnedFd> {
+            Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+        };
+        let file = open(OpenFile::flags(options)).map_err(|source| {
+            let path = path.to_owned();
+            match OpenFile::denies_writing(&source, options, || open(OpenFile::reading()).is_ok()) {
+                true => OpenFileError::NotWritable { path, source },
+                false => OpenFileError::System { what: "opening", path, source },
+            }
+        })?;
         OpenFile::examine(file, path, options, report)
     }
 
@@ -165,6 +181,22 @@ impl OpenFile {
         let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         // O_NONBLOCK: opening a FIFO of that name must not block.
         access | OFlags::NOCTTY | OFlags::NONBLOCK
+    }
+
+    /// Returns the flags with which a disk is opened that is only read.
+    pub fn reading() -> OFlags {
+        OpenFile::flags(&FileOptions { read_only: true, ..FileOptions::default() })
+    }
+
+    /// Returns `true` if a file was not opened because it may not be written. `reads` tries to open it for reading.
+    pub fn denies_writing(
+        error: &io::Error,
+        options: &FileOptions,
+        reads: impl FnOnce() -> bool,
+    ) -> bool {
+        let denials = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ETXTBSY];
+        let denied = error.raw_os_error().is_some_and(|errno| denials.contains(&errno));
+        denied && !options.read_only && reads()
     }
 
     /// Locks a file that was opened with [`OpenFile::flags`] and determines its properties. All calls use the
@@ -212,6 +244,7 @@ impl OpenFile {
             read_only: options.read_only,
             direct,
             can_discard: discards.possible,
+            sparse: kind == FileKind::Regular && allocated(&stat) < bytes,
             discard_granularity: discards.granularity.max(sector_size),
             discard_alignment: discards.alignment,
             discard_secure: discards.secure,
@@ -415,6 +448,12 @@ impl Discards {
             },
         }
     }
+}
+
+/// Returns the storage of a file in bytes.
+fn allocated(stat: &rustix::fs::Stat) -> u64 {
+    // The unit is 512 bytes on every file system (`stat(3type)`).
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
 fn checksums(file: &OwnedFd, kind: FileKind, sysfs: &Sysfs) -> bool {

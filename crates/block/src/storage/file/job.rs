@@ -30,6 +30,8 @@ pub(super) struct Policy {
     cache: CacheMode,
     bounce_always: bool,
     pub(super) discard: bool,
+    /// Zeros need no storage, unless the request asks for it.
+    frees_zeros: bool,
     zeros: LentSlice,
 }
 
@@ -41,7 +43,9 @@ impl Policy {
             Bounce::Auto => facts.checksums && facts.direct.is_some(),
         };
         let discard = options.discard && facts.can_discard;
-        Policy { facts: *facts, cache: options.cache, bounce_always, discard, zeros }
+        // A file with holes promises no space for all of the disk, so zeros need not hold any.
+        let frees_zeros = discard || (facts.sparse && facts.can_discard);
+        Policy { facts: *facts, cache: options.cache, bounce_always, discard, frees_zeros, zeros }
     }
 
     pub(super) fn kind(&self) -> FileKind {
@@ -94,12 +98,25 @@ pub(super) fn store_extents(
     list.store(pieces.iter()).map_err(io::Error::other)
 }
 
-/// Method of zeroing a range, from the cheapest to the one that always works.
+/// Method of zeroing a range, in the order of the attempts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Zeroing {
-    Range,
+    /// Frees the storage.
     Punch,
+    /// Keeps the storage, or allocates it.
+    Range,
+    /// Writes zeros as data, which always works.
     Write,
+}
+
+impl Zeroing {
+    /// Returns the first method for a request.
+    fn of(op: Op, policy: &Policy) -> Zeroing {
+        match op {
+            Op::WriteZeroes { allocate: false } if policy.frees_zeros => Zeroing::Punch,
+            _ => Zeroing::Range,
+        }
+    }
 }
 
 /// Request and its progress.
@@ -124,11 +141,11 @@ impl Job {
             && (policy.bounce_always
                 || !request.segments.iter().all(|segment| policy.fits(&segment.memory)));
         Job {
+            zeroing: Zeroing::of(request.op, policy),
             request,
             done: 0,
             bounce: None,
             uses_buffers,
-            zeroing: Zeroing::Range,
             sync_last: false,
             retries: 0,
         }
@@ -176,12 +193,12 @@ impl Job {
             }
             Op::Flush if self.done > 0 || policy.cache == CacheMode::Unsafe => Next::Over(Ok(())),
             Op::Flush => Next::Step(Step::Sync),
-            Op::Discard { .. } | Op::WriteZeroes if over && !(sync && self.sync_last) => {
+            Op::Discard { .. } | Op::WriteZeroes { .. } if over && !(sync && self.sync_last) => {
                 Next::Over(Ok(()))
             }
-            Op::Discard { .. } | Op::WriteZeroes if over => Next::Step(Step::Sync),
+            Op::Discard { .. } | Op::WriteZeroes { .. } if over => Next::Step(Step::Sync),
             Op::Discard { secure } => self.discard(policy, secure),
-            Op::WriteZeroes => self.zero(policy, pieces),
+            Op::WriteZeroes { .. } => self.zero(policy, pieces),
             // A block device has no holes that its file could tell.
             Op::Extents if policy.facts.kind == FileKind::BlockDevice => {
                 Next::Over(Err(libc::EOPNOTSUPP))
@@ -292,44 +309,45 @@ impl Job {
     /// Records the result of a step: the number of bytes transferred, or the errno.
     pub(super) fn advance(
         &mut self,
-        policy: &Policy,
         buffers: &mut BounceBuffers,
         result: Result<u32, i32>,
     ) -> Result<(), i32> {
-        let outcome = self.take_result(policy, result);
+        let outcome = self.take_result(result);
         if let Some(buffer) = self.bounce.take() {
             buffers.give_back(buffer);
         }
         outcome
     }
 
-    fn take_result(&mut self, policy: &Policy, result: Result<u32, i32>) -> Result<(), i32> {
+    fn take_result(&mut self, result: Result<u32, i32>) -> Result<(), i32> {
         let moved = match result {
             Ok(moved) => moved,
             Err(libc::EINTR | libc::EAGAIN) if self.retries < RETRIES_MAX => {
                 self.retries += 1;
                 return Ok(());
             }
-            Err(errno) => return self.fall_back(policy, errno),
+            Err(errno) => return self.fall_back(errno),
         };
         self.retries = 0;
         let len = self.request.len;
         match self.request.op {
             Op::Flush => self.done = 1,
             Op::Extents => self.done = len,
-            Op::Discard { .. } | Op::WriteZeroes if self.done >= len => self.sync_last = false,
-            Op::Discard { .. } | Op::WriteZeroes if self.zeroing != Zeroing::Write => {
+            Op::Discard { .. } | Op::WriteZeroes { .. } if self.done >= len => {
+                self.sync_last = false
+            }
+            Op::Discard { .. } | Op::WriteZeroes { .. } if self.zeroing != Zeroing::Write => {
                 self.done = len;
                 self.sync_last = true;
             }
             // The file ends before the disk does: it was truncated.
             Op::Read if moved == 0 => return Err(libc::EIO),
-            Op::Write { .. } | Op::WriteZeroes if moved == 0 => return Err(libc::ENOSPC),
+            Op::Write { .. } | Op::WriteZeroes { .. } if moved == 0 => return Err(libc::ENOSPC),
             Op::Read => {
                 self.copy_out(moved as usize).map_err(|_| libc::EFAULT)?;
                 self.done += u64::from(moved);
             }
-            Op::Write { .. } | Op::WriteZeroes | Op::Discard { .. } => {
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => {
                 self.done += u64::from(moved);
             }
         }
@@ -337,11 +355,11 @@ impl Job {
     }
 
     /// Selects the next method of zeroing after an error, or returns the error.
-    fn fall_back(&mut self, policy: &Policy, errno: i32) -> Result<(), i32> {
+    fn fall_back(&mut self, errno: i32) -> Result<(), i32> {
         let cannot = matches!(errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV);
         self.zeroing = match (self.request.op, self.zeroing) {
-            (Op::WriteZeroes, Zeroing::Range) if cannot && policy.discard => Zeroing::Punch,
-            (Op::WriteZeroes, Zeroing::Range | Zeroing::Punch) if cannot => Zeroing::Write,
+            (Op::WriteZeroes { .. }, Zeroing::Punch) if cannot => Zeroing::Range,
+            (Op::WriteZeroes { .. }, Zeroing::Range) if cannot => Zeroing::Write,
             _ => return Err(errno),
         };
         Ok(())

@@ -70,8 +70,9 @@ pub struct FileOptions {
     pub engine: Engine,
     /// Sector size in bytes: 512 or 4096. `None` selects that of the device, or 512 for a file.
     pub sector_size: Option<u32>,
-    /// Discards reach the file, and zeros need not be allocated. Off by default: discarded space must be
-    /// allocated again, which fails if the file system is full by then.
+    /// Discards reach the file, and zeros free its storage. Off by default: discarded space must be allocated again,
+    /// which fails if the file system is full by then. Zeros free the storage of a file that has holes already
+    /// even so.
     pub discard: bool,
     /// The content is raw, whatever its signature.
     pub raw: bool,

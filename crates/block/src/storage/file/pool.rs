@@ -172,7 +172,7 @@ fn execute(shared: &PoolShared, mut job: Job, buffers: &mut BounceBuffers) -> Do
             Ok(Next::Step(step)) => execute_step(&shared.file, step, &pieces),
         };
         let result = result.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
-        if let Err(errno) = job.advance(policy, buffers, result) {
+        if let Err(errno) = job.advance(buffers, result) {
             return job.finish(buffers, Err(errno));
         }
     }

@@ -68,17 +68,62 @@ fn bounce_buffers_and_large_sectors_conform() {
     }
 }
 
+/// Returns the storage of a file in bytes.
+fn allocated(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Runs a write of zeros and a flush.
+fn zero(driver: &mut Driver, allocate: bool, offset: u64, len: u64) {
+    let done = driver.run(Op::WriteZeroes { allocate }, offset, len, vec![]);
+    assert_eq!(done.result, Ok(()));
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+}
+
 #[test]
-fn disk_without_discard_keeps_zeros_allocated_and_refuses_discards() {
+fn zeros_free_storage_of_sparse_file_unless_request_keeps_it() {
+    for engine in engines() {
+        for discard in [false, true] {
+            let image = image(64 << 20);
+            let options = FileOptions { engine, discard, ..FileOptions::default() };
+            let disk = FileDisk::open(&image.path, &options).unwrap();
+            if !disk.facts().can_discard {
+                let place = image.path.display();
+                return skip(&format!("no holes at {place}"), Some(libc::EOPNOTSUPP));
+            }
+            let mut driver = Driver::new(disk.queue(4).unwrap());
+            zero(&mut driver, false, 0, 64 << 20);
+            assert!(allocated(&image.path) < 1 << 20, "zeros of a hole need no storage");
+            driver.write(8 << 20, &vec![1; 4 << 20]).unwrap();
+            zero(&mut driver, false, 8 << 20, 4 << 20);
+            assert!(allocated(&image.path) < 1 << 20, "zeros over data free its storage");
+            if discard {
+                let discard = Op::Discard { secure: false };
+                driver.run(discard, 16 << 20, 8 << 20, vec![]).result.unwrap();
+                zero(&mut driver, false, 16 << 20, 8 << 20);
+                assert!(allocated(&image.path) < 1 << 20, "a discarded range stays a hole");
+            }
+            zero(&mut driver, true, 8 << 20, 4 << 20);
+            assert!(allocated(&image.path) >= 4 << 20, "the request asked for storage");
+            assert_eq!(driver.read(9 << 20, 4096), Ok(vec![0; 4096]));
+        }
+    }
+}
+
+#[test]
+fn allocated_disk_without_discard_keeps_zeros_allocated_and_refuses_discards() {
     for engine in engines() {
         let image = image(8 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        file.write_all_at(&vec![7; 8 << 20], 0).unwrap();
+        file.sync_all().unwrap();
         let disk = FileDisk::open(&image.path, &FileOptions { engine, ..FileOptions::default() });
         let disk = disk.unwrap();
         assert_eq!(disk.geometry().discard, None);
         let mut driver = Driver::new(disk.queue(4).unwrap());
         driver.write(0, &vec![1; 4 << 20]).unwrap();
         let before = std::fs::metadata(&image.path).unwrap().blocks();
-        assert_eq!(driver.run(Op::WriteZeroes, 0, 4 << 20, vec![]).result, Ok(()));
+        zero(&mut driver, false, 0, 4 << 20);
         assert!(std::fs::metadata(&image.path).unwrap().blocks() >= before);
         assert_eq!(driver.read(1 << 20, 4096), Ok(vec![0; 4096]));
         let discarded = driver.run(Op::Discard { secure: false }, 0, 4 << 20, vec![]);
@@ -130,7 +175,10 @@ fn write_to_read_only_disk_is_refused() {
     assert!(disk.geometry().read_only && !disk.geometry().write_zeroes);
     let mut driver = Driver::new(disk.queue(1).unwrap());
     assert_eq!(driver.write(0, &[1; 512]), Err(libc::EROFS));
-    assert_eq!(driver.run(Op::WriteZeroes, 0, 512, vec![]).result, Err(libc::EROFS));
+    assert_eq!(
+        driver.run(Op::WriteZeroes { allocate: false }, 0, 512, vec![]).result,
+        Err(libc::EROFS)
+    );
     assert_eq!(driver.read(0, 512), Ok(vec![0; 512]));
     FileDisk::open(&image.path, &read_only).expect("two readers may share it");
 }

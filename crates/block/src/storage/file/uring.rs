@@ -236,7 +236,7 @@ impl DiskQueue for UringQueue {
             };
             let Some(mut job) = self.jobs[number].take() else { continue };
             self.free.push(number);
-            match job.advance(&self.policy, &mut self.buffers, result) {
+            match job.advance(&mut self.buffers, result) {
                 Ok(()) => self.advance_job(job, done),
                 Err(errno) => done.push(job.finish(&mut self.buffers, Err(errno))),
             }

@@ -86,14 +86,18 @@ fn zeros_and_discards(disk: &dyn Disk) {
     driver.write(0, &vec![0xAA; whole]).expect("a write");
     let mut wanted = vec![0xAA; whole];
     let range = |from: u64, to: u64| usize_from(from * sector)..usize_from(to * sector);
-    let done = driver.run(Op::WriteZeroes, 3 * sector, 9 * sector, vec![]);
-    if geometry.write_zeroes {
-        assert_eq!(done.result, Ok(()));
-        wanted[range(3, 12)].fill(0);
-    } else {
-        assert_eq!(done.result, Err(libc::EOPNOTSUPP));
+    for (allocate, from, to) in [(false, 3, 8), (true, 6, 12)] {
+        let len = (to - from) * sector;
+        let done = driver.run(Op::WriteZeroes { allocate }, from * sector, len, vec![]);
+        if geometry.write_zeroes {
+            assert_eq!(done.result, Ok(()));
+            wanted[range(from, to)].fill(0);
+        } else {
+            assert_eq!(done.result, Err(libc::EOPNOTSUPP));
+        }
+        let read = driver.read(0, whole);
+        assert!(read == Ok(wanted.clone()), "zeros where there should be, no others");
     }
-    assert!(driver.read(0, whole) == Ok(wanted.clone()), "zeros where there should be, no others");
     let done = driver.run(Op::Discard { secure: false }, 13 * sector, 2 * sector, vec![]);
     let expected = geometry.discard.map_or(Err(libc::EOPNOTSUPP), |_| Ok(()));
     assert_eq!(done.result, expected);
@@ -162,7 +166,7 @@ fn refusals(disk: &dyn Disk) {
         refused(&mut driver, op, 0, 2 * sector, memory(sector));
         refused(&mut driver, op, 0, sector, vec![]);
     }
-    refused(&mut driver, Op::WriteZeroes, geometry.bytes, sector, vec![]);
+    refused(&mut driver, Op::WriteZeroes { allocate: false }, geometry.bytes, sector, vec![]);
     refused(&mut driver, Op::Discard { secure: false }, geometry.bytes, sector, vec![]);
     assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
     assert_eq!(driver.run(Op::Read, 0, 0, vec![]).result, Ok(()), "nothing of nothing");

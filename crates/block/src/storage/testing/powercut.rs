@@ -229,7 +229,7 @@ impl PowerCutQueue {
                 }
             }
             Op::Write { fua } => medium.write(first, &Self::payload(request), fua),
-            Op::WriteZeroes => medium.write(first, &Self::payload(request), false),
+            Op::WriteZeroes { .. } => medium.write(first, &Self::payload(request), false),
             Op::Flush => medium.flush(moment),
             Op::Discard { .. } | Op::Extents => return Err(libc::EOPNOTSUPP),
         }
@@ -240,7 +240,7 @@ impl PowerCutQueue {
 impl DiskQueue for PowerCutQueue {
     fn submit(&mut self, request: Request) {
         let moment = lock(&self.disk.medium).now;
-        if matches!(request.op, Op::Write { .. } | Op::WriteZeroes) {
+        if matches!(request.op, Op::Write { .. } | Op::WriteZeroes { .. }) {
             lock(&self.disk.in_flight).insert(self.name(&request), Self::payload(&request));
         }
         self.requests.push((request, moment));

@@ -138,7 +138,10 @@ impl Running {
             }
             1 => self.barrier = true,
             2..=7 => self.transfer(driver, checker, Op::Read),
-            8 if self.geometry.write_zeroes => self.transfer(driver, checker, Op::WriteZeroes),
+            8 if self.geometry.write_zeroes => {
+                let allocate = self.random.one_in(2);
+                self.transfer(driver, checker, Op::WriteZeroes { allocate });
+            }
             choice => self.transfer(driver, checker, Op::Write { fua: choice == 9 }),
         }
     }
@@ -169,7 +172,7 @@ impl Running {
         let len = usize_from(count) * SECTOR;
         let mut bytes = vec![0; len];
         let id = if op == Op::Read { 0 } else { checker.new_id() };
-        let zeros = op == Op::WriteZeroes;
+        let zeros = matches!(op, Op::WriteZeroes { .. });
         if id != 0 {
             let count = bounded(count, u32::MAX);
             let fua = op == Op::Write { fua: true };

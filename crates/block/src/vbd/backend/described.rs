@@ -44,6 +44,7 @@ pub(super) fn features(
         (keys::FEATURE_BARRIER, flag(rules.barrier)),
         (keys::FEATURE_DISCARD, flag(rules.discard)),
         (keys::FEATURE_RINGFENCE_EXTENTS, flag(rules.extents)),
+        (keys::FEATURE_RINGFENCE_WRITE_ZEROES, flag(rules.write_zeroes)),
     ];
     if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
         entries.extend([

@@ -112,6 +112,8 @@ impl VbdBackend {
             rules.barrier = store.read_flag(&end.back(keys::FEATURE_BARRIER))?;
             rules.discard = store.read_flag(&end.back(keys::FEATURE_DISCARD))?;
             rules.extents = store.read_flag(&end.back(keys::FEATURE_RINGFENCE_EXTENTS))?;
+            rules.write_zeroes =
+                store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WRITE_ZEROES))?;
             let key = end.back(keys::FEATURE_MAX_INDIRECT_SEGMENTS);
             let indirect = store.read_opt(&key)?.and_then(|text| decimal::parse_u16(&text).ok());
             rules.indirect_segments = indirect.unwrap_or(0);

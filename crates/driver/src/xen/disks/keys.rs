@@ -134,7 +134,7 @@ impl Written {
         if params.starts_with('/') {
             return Ok(Source::Path(params.into()));
         }
-        if params.starts_with("nbd") && params.contains("://") {
+        if NbdAddress::is_meant(&params) {
             let address = params.parse::<NbdAddress>();
             return address.map(Source::Nbd).map_err(|error| NoSource::Address(error.to_string()));
         }
@@ -184,7 +184,19 @@ mod tests {
             assert_eq!(of("raw:b.img"), Err(NoSource::Unknown("raw:b.img".to_owned())));
             assert_eq!(of(""), Err(NoSource::NoMedium));
             assert_eq!(of("a.img"), Err(NoSource::Unknown("a.img".to_owned())));
-            assert!(matches!(of("nbd://"), Err(NoSource::Address(why)) if why.contains("host")));
+            for (params, expected) in [
+                ("nbd://", "host"),
+                ("NBD://x", "small letters"),
+                ("nbd:unix:/run/s", "nbd+unix:///?socket=/run/s"),
+                ("nbd+vsock://2:1/x", "vsock"),
+                ("nbd://x/?export=y", "export is not known"),
+            ] {
+                let refused = of(params).unwrap_err();
+                assert!(
+                    matches!(&refused, NoSource::Address(why) if why.contains(expected)),
+                    "{refused:?}"
+                );
+            }
         }
     }
 

@@ -144,7 +144,17 @@ fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
         in_use: request.in_use,
     };
     let folders = Folders::new(request.paths.clone());
-    let (file, path) = folders.open(path, OpenFile::flags(&options))?;
+    let (file, path) = match folders.open(path, OpenFile::flags(&options)) {
+        Ok(opened) => opened,
+        Err(FolderError::System { path, source })
+            if OpenFile::denies_writing(&source, &options, || {
+                folders.open(&path, OpenFile::reading()).is_ok()
+            }) =>
+        {
+            return Err(OpenFileError::NotWritable { path, source }.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
     let file = OpenFile::of(file, &path, &options)?;
     // A network file system may send a page again after its write was reported complete.
     if options.bounce == Bounce::Auto && !request.direct_io_safe && is_remote(&file.file) {

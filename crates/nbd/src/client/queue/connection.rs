@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
 
 use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, QueueState, Replay};
-use crate::client::link::{Endpoint, NbdLink};
+use crate::client::link::NbdLink;
 use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
 
@@ -25,7 +25,7 @@ impl NbdQueue {
     }
 
     pub(super) fn connect(&mut self) {
-        if let Endpoint::Handed(dialer) = &self.shared.target.endpoint {
+        if let Some(dialer) = &self.dialer {
             dialer.request();
             self.state = QueueState::Asked(self.attempt_deadline());
             return;
@@ -47,11 +47,12 @@ impl NbdQueue {
         }
     }
 
-    /// Takes a connection that another process opened on request.
+    /// Takes a connection that another process or thread opened on request.
     pub(super) fn take_connection(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let Endpoint::Handed(dialer) = &shared.target.endpoint else { return };
-        let Some(connection) = dialer.take() else { return };
+        let Some(connection) = self.dialer.as_ref().and_then(|dialer| dialer.take()) else {
+            return;
+        };
         if matches!(self.state, QueueState::Asked(_) | QueueState::Down(_)) {
             self.join(connection.and_then(|stream| NbdLink::over(stream, false, &shared.target)));
         }
