@@ -117,6 +117,7 @@ impl TcpConnection {
         self.rcv_nxt += 1;
         self.flags.guest_fin = true;
         self.acknowledge_soon(context);
+        self.end_locally();
         if let Some(socket) = &self.socket {
             context.host.shut_down(socket);
         }

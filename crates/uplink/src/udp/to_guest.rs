@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use ringfence_policy::Protocol;
 use ringfence_policy::gate::QueryEnds;
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
@@ -15,11 +16,13 @@ use rustix::io::Errno;
 use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
+use crate::egress::Answered;
 use crate::emit::{Ends, UdpEnds};
 use crate::flow::{FlowId, FlowKey, Origin};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
+use crate::name_queries::{NameQuery, QueryClient};
 use crate::packet::Mac;
 
 /// Maximum of receive calls in one round.
@@ -51,6 +54,7 @@ impl Udp {
         relays: &mut DatagramRelays,
         context: &mut Context<'_>,
     ) -> bool {
+        self.send_queued_answers(link, context);
         for _ in 0..READS {
             let Some(&source) = self.waiting.front() else { return false };
             if !has_room(link) {
@@ -140,20 +144,45 @@ impl Udp {
         let Some(egress) = super::admission::policy_of(key.remote, context) else {
             return self.emit(udp_ends, buffer, datagrams, link, context);
         };
-        let takes = link.capabilities();
-        let headers = udp_ends.ends.header_len() + UDP_LEN - crate::emit::ETHERNET_LEN;
-        let longest = usize::from(takes.mtu).saturating_sub(headers);
         for datagram in datagrams {
             let bytes = buffer.bytes(datagram);
             for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
-                let ends = QueryEnds { guest: key.guest, server: key.remote };
-                let answer = egress.answer(ends, piece.to_vec(), context.now, context.counters);
-                let Some(answer) = answer else { continue };
-                context.counters.udp_datagrams_out.add(1);
-                context.counters.udp_bytes_out.add(answer.len() as u64);
-                self.send_whole(udp_ends, &answer, longest, &takes, link, context);
+                let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
+                match egress.answer(ends, piece.to_vec(), context.now, context.counters) {
+                    Answered::Send(answer) => self.send_answer(udp_ends, &answer, link, context),
+                    Answered::AskOverTcp(query) => {
+                        let client = QueryClient::Datagram(udp_ends.ends.to_mac);
+                        let server = context.outward_to(key.remote);
+                        context.queries.extend(
+                            server.map(|server| NameQuery { ends, server, query, client }),
+                        );
+                    }
+                    Answered::Nothing => {}
+                }
             }
         }
+    }
+
+    /// Sends the answers that came over TCP.
+    fn send_queued_answers(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) {
+        for (key, mac, answer) in core::mem::take(&mut self.answers) {
+            self.send_answer(&UdpEnds::new(&key, mac, context), &answer, link, context);
+        }
+    }
+
+    fn send_answer(
+        &mut self,
+        udp_ends: &UdpEnds,
+        answer: &[u8],
+        link: &mut dyn GuestLink,
+        context: &mut Context<'_>,
+    ) {
+        let takes = link.capabilities();
+        let headers = udp_ends.ends.header_len() + UDP_LEN - crate::emit::ETHERNET_LEN;
+        let longest = usize::from(takes.mtu).saturating_sub(headers);
+        context.counters.udp_datagrams_out.add(1);
+        context.counters.udp_bytes_out.add(answer.len() as u64);
+        self.send_whole(udp_ends, answer, longest, &takes, link, context);
     }
 
     /// Sends the guest datagrams of a forwarded port or a shared socket. Each client has an association of its own.
