@@ -20,8 +20,8 @@ fn gate(rules: u32, each: u32) -> Result<Gate, Box<dyn Error>> {
     };
     let source = PolicySource { rules: (0..rules).map(rule).collect(), ..PolicySource::default() };
     let mut gate = Gate::new(Policy::new(source)?);
-    let ends =
-        QueryEnds { guest: ([10, 0, 0, 2], 4000).into(), server: ([10, 0, 0, 1], 53).into() };
+    let (guest, server) = (([10, 0, 0, 2], 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends = QueryEnds { guest, server, over: Protocol::Udp };
     for number in 0..rules {
         let name = format!("n{number}");
         let mut question = vec![u8::try_from(name.len())?];
@@ -36,7 +36,7 @@ fn gate(rules: u32, each: u32) -> Result<Gate, Box<dyn Error>> {
             answer.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\x0e\x10\0\x04");
             answer.extend_from_slice(&address(number * each + index).octets());
         }
-        gate.answer(ends, &mut answer, Duration::ZERO);
+        gate.answer(ends, Protocol::Udp, &mut answer, Duration::ZERO);
     }
     Ok(gate)
 }

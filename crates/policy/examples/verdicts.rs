@@ -19,7 +19,8 @@ const ANSWER: &[u8] = b"\x12\x34\x81\x80\0\x01\0\x01\0\0\0\0\x07example\x03org\0
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut gate = Gate::new(Policy::new(file::parse("example.toml", POLICY)?)?);
-    let ends = QueryEnds { guest: "10.0.0.2:40000".parse()?, server: "10.0.0.1:53".parse()? };
+    let (guest, server) = ("10.0.0.2:40000".parse()?, "10.0.0.1:53".parse()?);
+    let ends = QueryEnds { guest, server, over: Protocol::Udp };
     let now = Duration::from_secs(1);
 
     let resolution = gate.query(ends, QUERY, now);
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let QueryFate::Forward(bytes) = resolution.fate {
         println!("  {} bytes go to the name server", bytes.len());
     }
-    gate.answer(ends, &mut ANSWER.to_vec(), now);
+    gate.answer(ends, Protocol::Udp, &mut ANSWER.to_vec(), now);
 
     for to in ["198.51.100.7:80", "198.51.100.7:25", "198.51.100.8:443", "203.0.113.9:22"] {
         let to: SocketAddr = to.parse()?;

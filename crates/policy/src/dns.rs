@@ -1,13 +1,15 @@
 //! DNS messages: queries of the guest, rewritten queries for the server, answers.
 //!
 //! A query is written anew, so that only the name, the type, the id and a few flags reach the server. An
-//! answer goes to the guest unchanged, except that its question is spelled as the guest spelled it.
+//! answer goes to the guest unchanged, except that its question is spelled as the guest spelled it. Of an answer, only
+//! header, question and answer section are read (`records`).
+
+mod records;
 
 use core::net::IpAddr;
-use std::collections::HashSet;
 
 use hickory_proto::op::{Message, MessageType, OpCode};
-use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
+use hickory_proto::rr::{DNSClass, RecordType};
 
 use crate::name::HostName;
 use ringfence_base::numbers::bounded;
@@ -17,12 +19,18 @@ pub const QUERY_MAX: usize = 1232;
 /// Payload size in bytes that queries offer to the server, at least. The answer comes as one datagram, so that
 /// the guest need not repeat the query over TCP.
 const PAYLOAD_MIN: u16 = 4096;
+/// Maximum length in bytes of an answer in one datagram to a guest whose query offers no size.
+const DATAGRAM_MAX: usize = 4096;
+/// Minimum of the size that a query can offer (RFC 6891, 6.2.3).
+const DATAGRAM_MIN: u16 = 512;
 /// Length of a message's header in bytes.
 const HEADER: usize = 12;
+/// Flag of a message that is an answer.
+const RESPONSE: u16 = 0x8000;
+/// Flag of an answer that is incomplete (TC).
+const TRUNCATED: u16 = 0x0200;
 /// Flags of a query that reach the server: RD, AD, CD.
 const FLAGS_KEPT: u16 = 0x0100 | 0x0020 | 0x0010;
-/// Maximum number of aliases from the name asked for to its addresses.
-const ALIASES_MAX: usize = 16;
 
 /// Answer codes of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,30 +156,88 @@ impl Query {
         reply
     }
 
+    /// Returns `true` for queries of type TXT.
+    pub fn is_text(&self) -> bool {
+        self.kind == RecordType::TXT
+    }
+
+    /// Writes a reply with one TXT record, of any length, that no cache keeps.
+    pub fn text_reply(&self, text: &str) -> Vec<u8> {
+        /// Maximum length of a string of a TXT record (RFC 1035, 3.3.14).
+        const STRING_MAX: usize = 255;
+        let mut reply = bare_reply(self.id, self.flags, Code::NoData, &self.question);
+        reply[7] = 1;
+        let mut data = Vec::new();
+        for part in text.as_bytes().chunks(STRING_MAX) {
+            data.extend_from_slice(&bounded(part.len(), u8::MAX).to_be_bytes());
+            data.extend_from_slice(part);
+        }
+        // The name is that of the question; type TXT, class IN, no time to live.
+        reply.extend_from_slice(&[0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0]);
+        reply.extend_from_slice(&bounded(data.len(), u16::MAX).to_be_bytes());
+        reply.extend_from_slice(&data);
+        if self.edns.is_some() {
+            reply[11] = 1;
+            write_opt(&mut reply, PAYLOAD_MIN, 0, &[]);
+        }
+        reply
+    }
+
+    /// Writes a reply that makes the guest ask again over TCP.
+    pub fn truncated(&self) -> Vec<u8> {
+        let mut reply = self.reply(Code::NoData);
+        let flags = word(&reply, 2) | TRUNCATED;
+        reply[2..4].copy_from_slice(&flags.to_be_bytes());
+        reply
+    }
+
+    /// Returns the maximum length in bytes of an answer in one datagram.
+    pub fn datagram_max(&self) -> usize {
+        self.edns.map_or(DATAGRAM_MAX, |(payload, _)| payload.max(DATAGRAM_MIN).into())
+    }
+
     /// Reads the server's answer. Spells its question as the guest did. Returns `None` if the bytes do not
     /// answer this query.
     pub fn read_answer(&self, bytes: &mut [u8]) -> Option<Answer> {
-        let message = Message::from_vec(bytes).ok()?;
-        let is_answer = message.metadata.message_type == MessageType::Response
-            && message.metadata.id == self.id
-            && message.queries.len() == 1;
+        let flags = word(bytes, 2);
+        if bytes.len() < HEADER || word(bytes, 0) != self.id || flags & RESPONSE == 0 {
+            return None;
+        }
+        let is_truncated = flags & TRUNCATED != 0;
+        let (questions, answers) = (word(bytes, 4), word(bytes, 6));
+        if questions == 0 && answers == 0 {
+            // Servers answer a query that they do not understand by its header alone.
+            return Some(Answer { addresses: None, is_truncated });
+        }
         let end = HEADER + self.question.len();
-        let question = bytes.get_mut(HEADER..end).filter(|_| is_answer)?;
+        let question = bytes.get_mut(HEADER..end).filter(|_| questions == 1)?;
         let (name, numbers) = self.question.split_at(self.question.len() - 4);
         let (their_name, their_numbers) = question.split_at(name.len());
         if !their_name.eq_ignore_ascii_case(name) || their_numbers != numbers {
             return None;
         }
         question.copy_from_slice(&self.question);
-        Some(Answer { addresses: addresses(&message) })
+        let addresses = records::addresses(bytes, HEADER, end, answers);
+        Some(Answer { addresses, is_truncated })
     }
 }
 
-/// Addresses in the server's answer.
+/// Answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Addresses of the name asked for, or of its aliases, with their time to live in seconds.
-    pub addresses: Vec<(IpAddr, u32)>,
+    /// Addresses of the name asked for, or of its aliases, with their time to live in seconds. `None` if the answer section
+    /// cannot be read.
+    pub addresses: Option<Vec<(IpAddr, u32)>>,
+    /// The answer is incomplete: the whole one is available over TCP.
+    pub is_truncated: bool,
+}
+
+/// Returns two bytes of a message as a number, or 0 behind its end.
+fn word(bytes: &[u8], at: usize) -> u16 {
+    match bytes.get(at..at + 2) {
+        Some(&[high, low]) => u16::from_be_bytes([high, low]),
+        _ => 0,
+    }
 }
 
 /// Returns the question of a message: its bytes from the name to the class. `None` if the name is compressed.
@@ -207,40 +273,6 @@ fn write_opt(bytes: &mut Vec<u8>, payload: u16, flags: u16, options: &[u8]) {
     bytes.extend_from_slice(&flags.to_be_bytes());
     bytes.extend_from_slice(&bounded(options.len(), u16::MAX).to_be_bytes());
     bytes.extend_from_slice(options);
-}
-
-/// Returns the addresses to which the question's name leads by the records of the answer section. The other
-/// sections may be about any name, so nobody reads them.
-fn addresses(message: &Message) -> Vec<(IpAddr, u32)> {
-    let Some(query) = message.queries.first() else { return Vec::new() };
-    let mut owners: HashSet<&Name> = HashSet::from([&query.name]);
-    // The records may come in any order.
-    for _ in 0..ALIASES_MAX {
-        let before = owners.len();
-        for record in &message.answers {
-            if let RData::CNAME(alias) = &record.data
-                && record.dns_class == DNSClass::IN
-                && owners.contains(&record.name)
-                && owners.len() <= ALIASES_MAX
-            {
-                owners.insert(&alias.0);
-            }
-        }
-        if owners.len() == before {
-            break;
-        }
-    }
-    let of_owners = message
-        .answers
-        .iter()
-        .filter(|record| record.dns_class == DNSClass::IN && owners.contains(&record.name));
-    of_owners
-        .filter_map(|record| match &record.data {
-            RData::A(ip) => Some((ip.0.into(), record.ttl)),
-            RData::AAAA(ip) => Some((ip.0.into(), record.ttl)),
-            _ => None,
-        })
-        .collect()
 }
 
 #[cfg(test)]

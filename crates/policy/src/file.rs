@@ -6,9 +6,11 @@
 //! deny = ["*.ads.example"]
 //! strict-sni = true
 //! default = "deny"
+//! include = ["../common.toml"]
 //! ```
 //!
-//! Every key is optional. Errors name the line and point at the character.
+//! Every key is optional. Errors name the line and point at the character. This crate opens no file: [`parse`] refuses a text
+//! that includes others, and [`parse_part`] returns their names.
 
 use core::ops::Range;
 
@@ -31,6 +33,16 @@ struct Document {
     #[serde(default)]
     strict_sni: bool,
     default: Option<Action>,
+    #[serde(default)]
+    include: Vec<Spanned<String>>,
+}
+
+/// Policy of one file, and the files that it includes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePart {
+    pub source: PolicySource,
+    /// Names of the files as they are written, with their lines.
+    pub includes: Vec<(String, usize)>,
 }
 
 /// Defects for which a policy file is refused.
@@ -40,18 +52,33 @@ pub enum FileError {
     Length { file: String, length: usize },
     #[error("{file}: {count} rules; a policy has at most {RULES_MAX}")]
     TooMany { file: String, count: usize },
+    #[error("{file}:{line}: only a policy file can include others")]
+    Include { file: String, line: usize },
     #[error("{file}:{line}: {message}")]
     Toml { file: String, line: usize, message: String },
     #[error("{file}:{line}: {error}\n{}", .error.caret(.text))]
     Rule { file: String, line: usize, text: String, error: RuleError },
 }
 
-/// Parses a policy file. `file` is its name in messages and in the origins of its rules.
+/// Parses a policy file that includes no other. `file` is its name in messages and in the origins of its rules.
 ///
 /// # Errors
 ///
 /// Returns the first error, with its line.
 pub fn parse(file: &str, text: &str) -> Result<PolicySource, FileError> {
+    let part = parse_part(file, text)?;
+    match part.includes.first() {
+        None => Ok(part.source),
+        Some(&(_, line)) => Err(FileError::Include { file: file.to_owned(), line }),
+    }
+}
+
+/// Parses a policy file that may include others.
+///
+/// # Errors
+///
+/// Returns the first error, with its line.
+pub fn parse_part(file: &str, text: &str) -> Result<FilePart, FileError> {
     if text.len() > FILE_MAX {
         return Err(FileError::Length { file: file.to_owned(), length: text.len() });
     }
@@ -78,7 +105,13 @@ pub fn parse(file: &str, text: &str) -> Result<PolicySource, FileError> {
         }
         rules.push(RuleSource { action, text: rule, origin: format!("{file}:{line}") });
     }
-    Ok(PolicySource { rules, default: document.default, strict_sni: document.strict_sni })
+    let include = |name: Spanned<String>| {
+        let line = lines.number(Some(name.span()));
+        (name.into_inner(), line)
+    };
+    let includes = document.include.into_iter().map(include).collect();
+    let (default, strict_sni) = (document.default, document.strict_sni);
+    Ok(FilePart { source: PolicySource { rules, default, strict_sni }, includes })
 }
 
 /// Offsets of the ends of a text's lines. A look-up does not read the text again.
@@ -113,6 +146,16 @@ mod tests {
         assert_eq!(source.rules[2].action, Action::Deny);
         assert!(source.strict_sni && source.default.is_none());
         assert_eq!(parse("p.toml", "default = 'deny'").unwrap().default, Some(Action::Deny));
+    }
+
+    #[test]
+    fn included_files_are_named_with_their_lines() {
+        let text = "include = [\n'a.toml',\n'../b.toml']\nallow = ['a.org']\n";
+        let part = parse_part("p.toml", text).unwrap();
+        assert_eq!(part.includes, [("a.toml".to_owned(), 2), ("../b.toml".to_owned(), 3)]);
+        assert_eq!(part.source.rules.len(), 1);
+        let error = parse("p.toml", text).unwrap_err();
+        assert_eq!(error, FileError::Include { file: "p.toml".into(), line: 2 });
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::gate::{AnswerFate, Gate, QueryEnds, QueryFate};
 use crate::http::{FirstLine, Line};
 use crate::policy::{Policy, PolicySource, RuleSource};
 use crate::quic::{self, CONNECTIONS_MAX, Client, STREAM_MAX, Seen};
-use crate::rule::{Action, Rule};
+use crate::rule::{Action, Protocol, Rule};
 use crate::tls::Hello;
 use crate::tls::second::{Later, Next, first_len};
 
@@ -91,8 +91,8 @@ pub fn dns_messages(data: &[u8]) {
         PolicySource { rules: vec![rule("*.org"), rule("a.org")], ..PolicySource::default() };
     let Ok(policy) = Policy::new(source) else { return };
     let mut gate = Gate::new(policy);
-    let ends =
-        QueryEnds { guest: ([10, 0, 0, 2], 4000).into(), server: ([10, 0, 0, 1], 53).into() };
+    let (guest, server) = (([10, 0, 0, 2], 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends = QueryEnds { guest, server, over: Protocol::Udp };
     let now = Duration::from_secs(1);
     if let QueryFate::Forward(sent) = gate.query(ends, data, now).fate {
         assert!(Query::parse(&sent).is_ok(), "{sent:02x?}");
@@ -102,7 +102,7 @@ pub fn dns_messages(data: &[u8]) {
     let query = [&id[..], b"\x01\0\0\x01\0\0\0\0\0\0\x01a\x03org\0\0\x01\0\x01"].concat();
     gate.query(ends, &query, now);
     let mut answer = data.to_vec();
-    if gate.answer(ends, &mut answer, now) == AnswerFate::Deliver {
+    if gate.answer(ends, Protocol::Udp, &mut answer, now) == AnswerFate::Deliver {
         assert_eq!(answer[12..23], *b"\x01a\x03org\0\0\x01\0\x01");
     }
     for ip in [[10, 0, 0, 1], [127, 0, 0, 1], [169, 254, 169, 254]] {

@@ -7,6 +7,10 @@
 //! hello ----> check ------> server        the name that the client shows
 //! ```
 //!
+//! Queries come as datagrams or over TCP. A server's datagram may be incomplete: then the caller asks the server over TCP
+//! ([`AnswerFate::AskOverTcp`]). An answer that is longer than the guest accepts in a datagram makes the guest ask over TCP.
+//! Each query gets a reply, also if the server's answer cannot be read.
+//!
 //! The caller owns sockets and clock. All tables are bounded.
 
 use core::net::{IpAddr, SocketAddr};
@@ -20,6 +24,7 @@ use crate::name::HostName;
 use crate::pins::{self, Pins};
 use crate::policy::{Cause, Policy, Verdict};
 use crate::ranges::is_special;
+use crate::refusal;
 use crate::rule::{Action, Protocol};
 
 /// Maximum number of queries without an answer.
@@ -83,6 +88,10 @@ pub enum AnswerFate {
     Deliver,
     /// The answer contains a private address for this name. These bytes go to the guest instead.
     Replace(HostName, Vec<u8>),
+    /// These bytes go to the guest instead: the answer cannot be read, or is too long for a datagram.
+    Reply(Vec<u8>),
+    /// The answer is incomplete. The query stays, and these bytes go to the server over TCP.
+    AskOverTcp(Vec<u8>),
     /// The answer belongs to no query.
     Drop,
 }
@@ -92,6 +101,8 @@ pub enum AnswerFate {
 pub struct QueryEnds {
     pub guest: SocketAddr,
     pub server: SocketAddr,
+    /// Protocol of the guest's query: UDP or TCP.
+    pub over: Protocol,
 }
 
 /// Ends of a query, and its id.
@@ -100,6 +111,8 @@ type PendingKey = (QueryEnds, u16);
 struct Pending {
     query: Query,
     until: Duration,
+    /// Protocol over which the server was asked last.
+    asked_over: Protocol,
 }
 
 /// Limit of new names below wildcards.
@@ -183,6 +196,10 @@ impl Gate {
             Err(NotAQuery::Reply(reply)) => return malformed(QueryFate::Reply(reply)),
         };
         let verdict = self.resolve(&query, ends.server, now);
+        if let Some(reply) = self.explain(&query, verdict) {
+            let verdict = Verdict::allow(Cause::Why);
+            return Resolution { fate: QueryFate::Reply(reply), name: None, verdict };
+        }
         let name = query.name().cloned();
         let fate = match verdict.action {
             Action::Deny => QueryFate::Reply(query.reply(Code::Refused)),
@@ -197,6 +214,17 @@ impl Gate {
             }
         };
         Resolution { fate, name, verdict }
+    }
+
+    /// Answers a query for the TXT records of `why.HOST` by the verdict on `HOST`. A name that a rule allows is never such a
+    /// question.
+    fn explain(&self, query: &Query, verdict: Verdict) -> Option<Vec<u8>> {
+        if verdict.is_allowed() || !query.is_text() {
+            return None;
+        }
+        let host = refusal::asked_about(query.name()?)?;
+        let text = refusal::answer(&self.policy, &host, self.policy.resolve(&host));
+        Some(query.text_reply(&text))
     }
 
     fn resolve(&mut self, query: &Query, server: SocketAddr, now: Duration) -> Verdict {
@@ -233,31 +261,64 @@ impl Gate {
             }
         }
         let until = now + ANSWER_WITHIN;
-        self.pending.insert(key, Pending { query, until });
+        self.pending.insert(key, Pending { query, until, asked_over: key.0.over });
         self.pending_order.push_back((until, key));
     }
 
-    /// Decides on an answer of a server. Pins its addresses, and spells its question as the guest did.
-    pub fn answer(&mut self, ends: QueryEnds, bytes: &mut [u8], now: Duration) -> AnswerFate {
+    /// Decides on an answer of a server, which came `over` this protocol. Pins its addresses, and spells its question as the
+    /// guest did.
+    pub fn answer(
+        &mut self,
+        ends: QueryEnds,
+        over: Protocol,
+        bytes: &mut [u8],
+        now: Duration,
+    ) -> AnswerFate {
         let Some(&[high, low]) = bytes.first_chunk() else { return AnswerFate::Drop };
         let key = (ends, u16::from_be_bytes([high, low]));
-        let Some(pending) = self.pending.get(&key).filter(|pending| pending.until > now) else {
+        let pending = self.pending.get_mut(&key);
+        let Some(pending) = pending.filter(|known| known.until > now && known.asked_over == over)
+        else {
             return AnswerFate::Drop;
         };
         let Some(answer) = pending.query.read_answer(bytes) else { return AnswerFate::Drop };
+        if answer.is_truncated && over == Protocol::Udp {
+            pending.asked_over = Protocol::Tcp;
+            return AnswerFate::AskOverTcp(pending.query.to_server());
+        }
         let Some(Pending { query, .. }) = self.pending.remove(&key) else {
             return AnswerFate::Drop;
         };
-        let Some(name) = query.name() else { return AnswerFate::Deliver };
-        let is_accepted = |(ip, _): &(IpAddr, u32)| self.policy.accepts_in_answers(*ip);
-        if !answer.addresses.iter().all(is_accepted) {
-            return AnswerFate::Replace(name.clone(), query.reply(Code::Refused));
+        let Some(addresses) = answer.addresses else {
+            return AnswerFate::Reply(query.reply(Code::ServFail));
+        };
+        if let Some(name) = query.name() {
+            let is_accepted = |(ip, _): &(IpAddr, u32)| self.policy.accepts_in_answers(*ip);
+            if !addresses.iter().all(is_accepted) {
+                return AnswerFate::Replace(name.clone(), query.reply(Code::Refused));
+            }
+            let name = self.policy.shared(name);
+            for &(ip, ttl) in addresses.iter().take(PINNED_MAX) {
+                self.pins.add(name, ip, pins::life(ttl), now);
+            }
         }
-        let name = self.policy.shared(name);
-        for &(ip, ttl) in answer.addresses.iter().take(PINNED_MAX) {
-            self.pins.add(name, ip, pins::life(ttl), now);
+        if ends.over == Protocol::Udp && bytes.len() > query.datagram_max() {
+            return AnswerFate::Reply(query.truncated());
         }
         AnswerFate::Deliver
+    }
+
+    /// Ends a query that the server does not answer over TCP. Returns the reply for the guest.
+    pub fn fail(&mut self, ends: QueryEnds, query: &[u8]) -> Option<Vec<u8>> {
+        let &[high, low] = query.first_chunk()?;
+        let pending = self.pending.remove(&(ends, u16::from_be_bytes([high, low])))?;
+        Some(pending.query.reply(Code::ServFail))
+    }
+
+    /// Returns `true` if TCP connections to this name server are answered here: no rule lets the guest reach the server
+    /// itself.
+    pub fn answers_for(&self, server: SocketAddr, now: Duration) -> bool {
+        !self.connect(server, Protocol::Tcp, now).verdict.is_allowed()
     }
 
     /// Decides on a connection to an address. Protocols without ports use port 0.

@@ -14,6 +14,7 @@
 //! [`policy`] has the order of rules, [`rule`] their grammar, [`mod@file`] the form of policy files. Every table is
 //! bounded, no input makes the crate panic, and times are those of the caller's clock.
 
+pub mod denials;
 pub mod dns;
 pub mod file;
 pub mod first;
@@ -28,6 +29,7 @@ pub mod policy;
 pub mod quic;
 pub mod ranges;
 pub mod record;
+pub mod refusal;
 pub mod rule;
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,7 @@
 //! else is denied; with none, everything else is allowed. Look-ups take hash tables: their cost does not
 //! grow with the number of rules.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
@@ -109,6 +109,8 @@ pub enum Cause {
     Malformed,
     /// The policy requires a readable name, and the connection shows none.
     NoReadableName,
+    /// The query asks for a verdict of the policy ([`crate::refusal`]).
+    Why,
 }
 
 /// Decision on a name, an address or a connection.
@@ -191,11 +193,14 @@ impl Policy {
 
     fn add(&mut self, rule: Rule, source: RuleSource) {
         let index = self.entries.len();
-        let is_name = matches!(rule.target, Target::Name(_) | Target::Below(_));
-        self.denies_names |= is_name && source.action == Action::Deny;
+        self.denies_names |= rule.is_for_names() && source.action == Action::Deny;
         let list = match &rule.target {
             Target::Name(name) => self.exact.entry(name.clone()).or_default(),
             Target::Below(name) => self.below.entry(name.clone()).or_default(),
+            Target::Domain(name) => {
+                self.exact.entry(name.clone()).or_default().push(index);
+                self.below.entry(name.clone()).or_default()
+            }
             Target::Icmp => {
                 self.echo.push(index);
                 return self.entries.push(RuleEntry { rule, source });
@@ -276,10 +281,8 @@ impl Policy {
     /// Returns `true` if a wildcard may not stand for this name: it is a known resolver, and the wildcard
     /// does not name the resolver itself.
     fn is_hidden_doh(&self, name: &HostName, index: usize) -> bool {
-        let Some(Target::Below(parent)) = self.entries.get(index).map(|entry| &entry.rule.target)
-        else {
-            return false;
-        };
+        let target = self.entries.get(index).map(|entry| &entry.rule.target);
+        let Some(Target::Below(parent) | Target::Domain(parent)) = target else { return false };
         let is_or_below = |name: &HostName, known: &str| {
             name.as_str() == known || name.parents().any(|parent| parent == known)
         };
@@ -406,10 +409,49 @@ impl Policy {
             Cause::Quic => "UDP to a web port that is not QUIC of version 1 or 2",
             Cause::Malformed => "malformed TLS, QUIC or HTTP",
             Cause::NoReadableName => "no readable server name (--strict-sni)",
+            Cause::Why => "question about the policy",
         };
         text.to_owned()
+    }
+
+    /// Describes a cause to the guest: as [`Policy::describe`], without the place where a rule is written.
+    pub fn describe_to_guest(&self, cause: Cause) -> String {
+        match cause {
+            Cause::Rule(index) => match self.source(index) {
+                Some(source) if source.action == Action::Allow => format!("allow {}", source.text),
+                Some(source) => format!("deny {}", source.text),
+                None => self.describe(cause),
+            },
+            _ => self.describe(cause),
+        }
+    }
+
+    /// Returns the rule that would allow what was denied for this cause. `to` is the destination of a flow; a name that was
+    /// only asked for gets the port of HTTPS. `None`: a rule that denies must go, or no rule helps.
+    pub fn missing_rule(
+        &self,
+        cause: Cause,
+        name: Option<&HostName>,
+        to: Option<(SocketAddr, Protocol)>,
+    ) -> Option<String> {
+        let is_about_name = matches!(cause, Cause::NoRule | Cause::KnownDoh | Cause::Quic);
+        if !is_about_name && !matches!(cause, Cause::NoPin | Cause::Special) {
+            return None;
+        }
+        let host = match (name.filter(|_| is_about_name), to) {
+            (Some(name), _) => name.to_string(),
+            (None, Some((SocketAddr::V4(to), _))) => to.ip().to_string(),
+            (None, Some((SocketAddr::V6(to), _))) => format!("[{}]", to.ip()),
+            (None, None) => return None,
+        };
+        Some(match to {
+            Some((_, Protocol::Icmp)) => "icmp".to_owned(),
+            Some((to, Protocol::Udp)) => format!("{host}:{}/udp", to.port()),
+            Some((to, Protocol::Tcp)) => format!("{host}:{}", to.port()),
+            None => format!("{host}:443"),
+        })
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

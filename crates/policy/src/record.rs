@@ -22,7 +22,7 @@ const LINE_EVERY: Duration = Duration::from_millis(20);
 pub const LEARNED_MAX: usize = 4096;
 
 /// Kinds of events that records describe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Event {
     /// A DNS query.
@@ -36,7 +36,7 @@ pub enum Event {
 }
 
 /// Contents of a record, except its time.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Record {
     pub event: Event,
     pub verdict: Action,
@@ -50,6 +50,9 @@ pub struct Record {
     pub protocol: Option<Protocol>,
     /// Rule or other reason for the verdict.
     pub reason: String,
+    /// Rule that would allow what was denied, if one would.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow: Option<String>,
     /// Server name of the TLS hello, or host of the HTTP request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sni: Option<String>,
@@ -234,6 +237,7 @@ mod tests {
             port: None,
             protocol: None,
             reason: "no rule".into(),
+            allow: None,
             sni: None,
             bytes_out: None,
             bytes_in: None,

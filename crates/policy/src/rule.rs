@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! rule    = "icmp" | target [":" ports] ["/" ("tcp" | "udp")]
-//! target  = NAME | "*." NAME | IPV4 ["/" LEN] | IPV6 ["/" LEN] | "[" IPV6 "]" ["/" LEN]
+//! target  = NAME | "*." NAME | "." NAME | IPV4 ["/" LEN] | IPV6 ["/" LEN] | "[" IPV6 "]" ["/" LEN]
 //! ports   = "*" | port *("," port)        port = NUMBER ["-" NUMBER]
 //! ```
 //!
-//! An IPv6 address without brackets has no ports: its last group could be one.
+//! An IPv6 address without brackets has no ports. One whose last group could be a port is an error: `::1:80`.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -59,6 +59,8 @@ pub enum Target {
     Name(HostName),
     /// All names below this one, at any depth, but not the name itself.
     Below(HostName),
+    /// This name, and all names below it.
+    Domain(HostName),
     /// Addresses that begin with these bits. The other bits are zero.
     Prefix(IpPrefix),
     /// Echo requests to destinations that other rules allow.
@@ -96,13 +98,13 @@ pub struct Rule {
 }
 
 /// Rules of the grammar that a text breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleFault {
     #[error("a rule has at most {RULE_MAX} characters")]
     Length,
     #[error(transparent)]
     Name(#[from] NameFault),
-    #[error("a wildcard is `*.` and a name: `*.example.org`")]
+    #[error("a wildcard is `*.` and a name: `*.example.org`; `.example.org` covers the name itself, too")]
     Wildcard,
     #[error("this is no IPv6 address")]
     Address,
@@ -114,11 +116,17 @@ pub enum RuleFault {
     PrefixLen(u8),
     #[error("the address has bits behind its prefix: write {0}")]
     HostBits(IpAddr),
+    #[error("a rule has no scheme and no path: write {0}")]
+    Url(String),
+    #[error("a name is written in its ASCII form: write {0}")]
+    International(String),
+    #[error("the last group could be a port: write [{address}]:{port} for the port, [{address}:{port}] for the address")]
+    Ambiguous { address: String, port: String },
     #[error("a port is a number from 1 to 65535; several are `80,443` or `8000-8010`, all are `*`")]
     Port,
     #[error("the first port of a range is the lower one")]
     Range,
-    #[error("a protocol is `tcp` or `udp`; echo requests have the rule `icmp`")]
+    #[error("a protocol is `tcp` or `udp`; echo requests have the rule `icmp`; a rule has no path")]
     Protocol,
     #[error("`:PORTS`, `/tcp`, `/udp` or the end is expected here")]
     Rest,
@@ -172,29 +180,94 @@ impl core::str::FromStr for Rule {
     }
 }
 
+/// Well-known ports of the schemes that users write before names.
+const SCHEMES: [(&str, u16); 8] = [
+    ("http", 80),
+    ("https", 443),
+    ("ws", 80),
+    ("wss", 443),
+    ("ssh", 22),
+    ("git", 9418),
+    ("git+ssh", 22),
+    ("git+https", 443),
+];
+
+/// Returns the rule for the server of a URL, if the text is one.
+fn rule_of_url(text: &str) -> Option<String> {
+    let (scheme, rest) = text.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let has_port = host.rsplit(']').next().is_some_and(|behind| behind.contains(':'));
+    let known = SCHEMES.iter().find(|(name, _)| scheme.eq_ignore_ascii_case(name));
+    let rule = match known {
+        Some((_, port)) if !has_port => format!("{host}:{port}"),
+        _ => host.to_owned(),
+    };
+    Some(if rule.parse::<Rule>().is_ok() { rule } else { "the name alone".to_owned() })
+}
+
+/// Returns the ASCII form of a name with labels in other scripts (RFC 3492).
+fn ascii_form(name: &str) -> String {
+    let label = |label: &str| match label.is_ascii() {
+        true => label.to_owned(),
+        false => match idna::punycode::encode_str(&label.to_lowercase()) {
+            Some(ascii) => format!("xn--{ascii}"),
+            None => label.to_owned(),
+        },
+    };
+    // Three other characters separate labels, too (RFC 3490, 3.1).
+    name.split(['.', '\u{3002}', '\u{ff0e}', '\u{ff61}']).map(label).collect::<Vec<_>>().join(".")
+}
+
 /// Parses the target at the beginning of a rule. Returns it with the offset behind it.
 fn target(text: &str) -> Result<(Target, usize), RuleError> {
+    if let (Some(at), Some(rule)) = (text.find("://"), rule_of_url(text)) {
+        return fail(at + 1, RuleFault::Url(rule));
+    }
     if let Some(inner) = text.strip_prefix('[') {
         let Some(end) = inner.find(']') else { return fail(text.len(), RuleFault::Bracket) };
         return prefix(v6(&inner[..end], 1)?, 0, text, end + 2);
     }
     if text.matches(':').count() > 1 {
         let end = text.find('/').unwrap_or(text.len());
-        return prefix(v6(&text[..end], 0)?, 0, text, end);
+        let target = prefix(v6(&text[..end], 0)?, 0, text, end)?;
+        let has_length = target.1 > end;
+        if let Some((address, port)) = text[..end].rsplit_once(':').filter(|_| !has_length)
+            && address.parse::<Ipv6Addr>().is_ok()
+            && self::port(port).is_some()
+        {
+            let (address, port) = (address.to_owned(), port.to_owned());
+            return fail(end - port.len(), RuleFault::Ambiguous { address, port });
+        }
+        return Ok(target);
     }
     let end = text.find([':', '/']).unwrap_or(text.len());
     let host = &text[..end];
     if let Ok(ip) = host.parse::<Ipv4Addr>() {
         return prefix(ip.into(), 0, text, end);
     }
-    let (name, start) = match host.strip_prefix('*') {
-        Some(rest) => (rest.strip_prefix('.'), 2),
-        None => (Some(host), 0),
+    let (name, start) = match (host.strip_prefix('*'), host.strip_prefix('.')) {
+        (Some(rest), _) => (rest.strip_prefix('.'), 2),
+        (None, Some(rest)) => (Some(rest), 1),
+        (None, None) => (Some(host), 0),
     };
     let Some(name) = name else { return fail(1, RuleFault::Wildcard) };
+    if let Some(at) = name.find(|c: char| !c.is_ascii()) {
+        let rest = text.get(end..).unwrap_or_default();
+        let written = format!("{}{}{rest}", &host[..start], ascii_form(name));
+        if written.parse::<Rule>().is_ok() {
+            return fail(start + at, RuleFault::International(written));
+        }
+    }
     match HostName::parse(name) {
-        Ok(name) if start > 0 => Ok((Target::Below(name), end)),
-        Ok(name) => Ok((Target::Name(name), end)),
+        Ok(name) => Ok((
+            match start {
+                0 => Target::Name(name),
+                1 => Target::Domain(name),
+                _ => Target::Below(name),
+            },
+            end,
+        )),
         Err(error) => fail(start + error.at, error.fault),
     }
 }
@@ -280,6 +353,7 @@ impl fmt::Display for Rule {
             Target::Icmp => return f.write_str("icmp"),
             Target::Name(name) => write!(f, "{name}")?,
             Target::Below(name) => write!(f, "*.{name}")?,
+            Target::Domain(name) => write!(f, ".{name}")?,
             Target::Prefix(IpPrefix { ip: IpAddr::V6(ip), len: 128 }) => write!(f, "[{ip}]")?,
             Target::Prefix(IpPrefix { ip: IpAddr::V6(ip), len }) => write!(f, "[{ip}]/{len}")?,
             Target::Prefix(IpPrefix { ip, len: 32 }) => write!(f, "{ip}")?,
@@ -305,8 +379,7 @@ impl Rule {
         if self.protocol.is_some_and(|own| own != protocol) {
             return false;
         }
-        let is_name = matches!(self.target, Target::Name(_) | Target::Below(_));
-        if is_name && !self.ports.are_listed() && NOT_BY_DEFAULT.contains(&port) {
+        if self.is_for_names() && !self.ports.are_listed() && NOT_BY_DEFAULT.contains(&port) {
             return false;
         }
         self.ports.contain(port)
@@ -318,6 +391,11 @@ impl Rule {
             return self.is_for_everything();
         }
         self.protocol.is_none_or(|own| own == protocol) && self.ports.contain(port)
+    }
+
+    /// Returns `true` if the rule covers names.
+    pub fn is_for_names(&self) -> bool {
+        matches!(self.target, Target::Name(_) | Target::Below(_) | Target::Domain(_))
     }
 
     /// Returns `true` if the rule names neither ports nor a protocol.

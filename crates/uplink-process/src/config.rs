@@ -114,14 +114,21 @@ pub struct PolicyHead {
     pub strict_sni: bool,
     /// Name of the guest in records. `None`: no records are wanted.
     pub recorded_as: Option<String>,
+    /// Records all verdicts. Otherwise only denials.
+    pub records_all: bool,
     /// Allows everything, and only records.
     pub learns: bool,
 }
 
 impl PolicyHead {
     /// Returns the settings of a policy.
-    pub fn of(policy: &PolicySource, recorded_as: Option<String>, learns: bool) -> PolicyHead {
+    pub fn of(
+        policy: &PolicySource,
+        recorded_as: Option<String>,
+        records_all: bool,
+        learns: bool,
+    ) -> PolicyHead {
         let (rules, default, strict_sni) = (policy.rules.len(), policy.default, policy.strict_sni);
-        PolicyHead { rules, default, strict_sni, recorded_as, learns }
+        PolicyHead { rules, default, strict_sni, recorded_as, records_all, learns }
     }
 }

@@ -43,7 +43,7 @@ pub enum FromUplink {
     Totals(Option<EgressTotals>),
     /// The uplink needs more sockets of the guest's network.
     Sockets,
-    /// Lines for `--egress-log`.
+    /// Lines for `--egress-log`, `policy watch` and the list of denials.
     Records(String),
     /// Rules for `--egress-learn`.
     Learned(Vec<String>),

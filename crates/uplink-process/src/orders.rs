@@ -10,6 +10,7 @@ use ringfence_sys::clock::monotonic;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
 use ringfence_uplink::config::NameServers;
+use ringfence_uplink::egress::{NoteQueue, Recording};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,7 @@ use crate::egress::document;
 use crate::forwarded_ports::{ForwardedPortOrder, ForwardedPortTable};
 use crate::messages::FromUplink;
 use crate::multicast_groups::JoinedGroup;
+use crate::recorder;
 use crate::totals::TotalsSource;
 
 /// Launcher's order to an uplink process that carries packets already.
@@ -25,8 +27,11 @@ use crate::totals::TotalsSource;
 pub enum UplinkOrder {
     /// Adds or removes a port.
     Port(ForwardedPortOrder),
-    /// Replaces the egress policy by that in the descriptor ([`document`]).
-    Policy,
+    /// Replaces the egress policy by that in the descriptor ([`document`]). The denials of a guest that had none are
+    /// recorded under this name.
+    Policy { recorded_as: Option<String> },
+    /// Records all verdicts of the egress policy from now on, or only denials. There is no answer.
+    RecordAll(bool),
     /// Replaces the guest's name servers. There is no answer.
     NameServers {
         /// Stand-ins for name servers that the guest cannot query itself.
@@ -62,8 +67,15 @@ impl Orders {
         while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
             let answer = match order {
                 UplinkOrder::Port(order) => self.ports.carry_out(order, fds, uplink)?,
-                UplinkOrder::Policy => {
-                    Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+                UplinkOrder::Policy { recorded_as } => {
+                    let notes = self.first_queue(channel, recorded_as);
+                    Some(FromUplink::Policy { error: set_policy(fds, uplink, notes).err() })
+                }
+                UplinkOrder::RecordAll(all) => {
+                    if let Some(egress) = self.totals.policy.get() {
+                        egress.record(if all { Recording::All } else { Recording::Denials });
+                    }
+                    None
                 }
                 UplinkOrder::NameServers { resolvers, offered, unoffered } => {
                     let resolvers = pairs(&resolvers);
@@ -87,6 +99,16 @@ impl Orders {
     }
 }
 
+impl Orders {
+    /// Starts the recorder of a guest that has no policy yet, and returns its queue. Without a thread for it, the guest has
+    /// a policy without records.
+    fn first_queue(&self, channel: &Channel, recorded_as: Option<String>) -> Option<NoteQueue> {
+        let guest = recorded_as.filter(|_| self.totals.policy.get().is_none())?;
+        let (queue, notes) = recorder::queue();
+        recorder::start(channel, guest, notes).ok().map(|_| queue)
+    }
+}
+
 /// Returns each stand-in with the address for which it stands.
 pub(super) fn pairs(aliases: &[Alias]) -> Vec<(IpAddr, IpAddr)> {
     aliases.iter().map(|alias| (alias.guest, alias.host)).collect()
@@ -101,10 +123,14 @@ fn rejoin(joined: &[JoinedGroup], fds: Descriptors, uplink: &mut Uplink) -> Resu
     Ok(())
 }
 
-fn set_policy(fds: Descriptors, uplink: &mut Uplink) -> Result<(), String> {
+fn set_policy(
+    fds: Descriptors,
+    uplink: &mut Uplink,
+    notes: Option<NoteQueue>,
+) -> Result<(), String> {
     let [file] = expect_fds(fds).map_err(|error| error.to_string())?;
     let source = document::read(&file).map_err(|error| error.to_string())?;
     let policy = Policy::new(source).map_err(|error| error.to_string())?;
-    uplink.set_policy(policy, monotonic());
+    uplink.set_policy(policy, notes, monotonic());
     Ok(())
 }

@@ -24,7 +24,7 @@ use ringfence_sys::prerequisite::{PING, with_doctor};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::access::IpPrefix;
 use ringfence_uplink::config::LeftOut;
-use ringfence_uplink::egress::{Note, PolicyInForce};
+use ringfence_uplink::egress::{Note, PolicyInForce, Recording};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{self, OwnAddresses, RealHost};
 use ringfence_uplink::relay::{self, RelayTarget};
@@ -144,6 +144,9 @@ fn receive_policy(
     let (queue, notes) = recorder::queue();
     let record = head.recorded_as.clone().map(|guest| (guest, queue.clone(), notes));
     let egress = Egress::new(policy, record.is_some().then_some(queue), head.learns);
+    if !head.records_all {
+        egress.record(Recording::Denials);
+    }
     Ok(Some(Guarded { egress, record }))
 }
 

@@ -5,14 +5,14 @@
 //! rate is bounded ([`Journal`]).
 
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use ringfence_policy::record::{Journal, Learned};
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::clock::monotonic;
-use ringfence_uplink::egress::Note;
+use ringfence_uplink::egress::{Note, NoteQueue};
 
 use crate::messages::FromUplink;
 
@@ -24,7 +24,7 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const MESSAGE_MAX: usize = 8 << 10;
 
 /// Queue to the recorder. `None` is its end.
-pub(super) type Queue = SyncSender<Option<Note>>;
+pub(super) type Queue = NoteQueue;
 
 /// Creates the queue to a recorder.
 pub(super) fn queue() -> (Queue, Receiver<Option<Note>>) {

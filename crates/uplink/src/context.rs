@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::counters::UplinkCounters;
 use crate::egress::Egress;
 use crate::host::Host;
+use crate::name_queries::NameQuery;
 use crate::replies::Replies;
 
 /// Parts of the engine outside a protocol's own state.
@@ -22,6 +23,8 @@ pub struct Context<'a> {
     pub host: &'a mut dyn Host,
     /// Frames for the guest that need no socket, sent in the same round.
     pub replies: &'a mut Replies,
+    /// Queries that are to be sent to name servers over TCP, after this call.
+    pub queries: &'a mut Vec<NameQuery>,
     pub counters: &'a UplinkCounters,
     /// Time of the current round.
     pub now: Duration,

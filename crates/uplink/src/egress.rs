@@ -17,6 +17,7 @@ use ringfence_policy::first::Shown;
 use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds, QueryFate};
 use ringfence_policy::http::Host;
 use ringfence_policy::record::{Event, Record};
+use ringfence_policy::refusal;
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
 use ringfence_sys::counters::Counter;
 
@@ -47,18 +48,39 @@ pub struct Note {
     pub learn: Option<(Option<HostName>, SocketAddr, Protocol)>,
 }
 
+/// Verdicts that the recorder receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recording {
+    All,
+    Denials,
+}
+
+/// Next step for an answer of a name server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answered {
+    /// These bytes go to the guest.
+    Send(Vec<u8>),
+    /// The answer is incomplete: these bytes go to the server over TCP.
+    AskOverTcp(Vec<u8>),
+    Nothing,
+}
+
+/// Queue to the recorder. `None` is for the owner of the queue.
+pub type NoteQueue = SyncSender<Option<Note>>;
+
 /// Policy of a guest, shared by its engines.
 pub struct Egress {
     state: Mutex<EgressState>,
-    notes: Option<SyncSender<Option<Note>>>,
+    notes: Option<NoteQueue>,
     /// Allows everything, and only records.
     learns: bool,
 }
 
 struct EgressState {
     gate: Gate,
-    /// Number of first bytes that wait for a verdict.
+    /// Number of first bytes that wait for a verdict, and of bytes of local streams.
     waiting: usize,
+    recording: Recording,
 }
 
 impl fmt::Debug for Egress {
@@ -73,11 +95,30 @@ impl Egress {
     /// everything is allowed.
     pub fn new(
         policy: Policy,
-        notes: Option<SyncSender<Option<Note>>>,
+        notes: Option<NoteQueue>,
         learns: bool,
     ) -> Arc<Egress> {
-        let state = Mutex::new(EgressState { gate: Gate::new(policy), waiting: 0 });
+        let (gate, recording) = (Gate::new(policy), Recording::All);
+        let state = Mutex::new(EgressState { gate, waiting: 0, recording });
         Arc::new(Egress { state, notes, learns })
+    }
+
+    /// Sets the verdicts that the recorder receives from now on; all at first.
+    pub fn record(&self, recording: Recording) {
+        self.state().recording = recording;
+    }
+
+    /// Counts bytes of the guest that are held. Returns `false` if there are too many.
+    pub(crate) fn hold(&self, count: usize) -> bool {
+        let mut state = self.state();
+        let is_possible = state.waiting + count <= FIRST_BYTES_HELD_MAX;
+        state.waiting += if is_possible { count } else { 0 };
+        is_possible
+    }
+
+    /// Counts bytes that are not held any more.
+    pub(crate) fn release(&self, count: usize) {
+        self.state().waiting -= count;
     }
 
     /// Replaces the policy. The engines judge their flows again by [`Egress::still_allows`].
@@ -107,7 +148,7 @@ impl Egress {
         if self.learns {
             decision.verdict.action = Action::Allow;
         }
-        self.note(&state.gate, Event::Connect, &decision, Some((to, protocol)), None);
+        self.note(&state, Event::Connect, &decision, Some((to, protocol)), None);
         drop(state);
         let is_allowed = decision.verdict.is_allowed();
         let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
@@ -136,6 +177,9 @@ impl Egress {
     /// Records the end of a TCP connection.
     pub fn close(&self, to: SocketAddr, name: Option<String>, bytes: CarriedBytes) {
         let Some(notes) = &self.notes else { return };
+        if self.state().recording == Recording::Denials {
+            return;
+        }
         let record = Record {
             event: Event::Close,
             verdict: Action::Allow,
@@ -144,6 +188,7 @@ impl Egress {
             port: Some(to.port()),
             protocol: Some(Protocol::Tcp),
             reason: "closed".to_owned(),
+            allow: None,
             sni: None,
             bytes_out: Some(bytes.from_guest),
             bytes_in: Some(bytes.to_guest),
@@ -178,9 +223,35 @@ impl Egress {
                 _ => None,
             };
             let sni = name.map(HostName::to_string);
-            self.note(&state.gate, Event::Hello, &decision, Some((to, protocol)), sni);
+            self.note(&state, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()
+    }
+
+    /// Returns the response to a request of HTTP that [`Egress::check`] has denied.
+    fn refusal_page(
+        &self,
+        to: SocketAddr,
+        allowed: &Decision,
+        shown: &Shown,
+        is_head: bool,
+    ) -> Vec<u8> {
+        let state = self.state();
+        let decision = state.gate.check(to, Protocol::Tcp, allowed, shown);
+        let policy = state.gate.policy();
+        let cause = decision.verdict.cause;
+        let host = match (&decision.name, shown) {
+            (Some(name), _) => name.to_string(),
+            (None, Shown::Http(Host::Address(ip))) => SocketAddr::new(*ip, to.port()).to_string(),
+            (None, _) => to.to_string(),
+        };
+        let mut text = format!("denied {host}, {}", policy.describe_to_guest(cause));
+        let to = Some((to, Protocol::Tcp));
+        if let Some(rule) = policy.missing_rule(cause, decision.name.as_ref(), to) {
+            text.push_str("; the host allows it by --allow ");
+            text.push_str(&rule);
+        }
+        refusal::page(&text, is_head)
     }
 
     /// Returns `true` if an allowed TCP connection may show this. Records nothing.
@@ -206,29 +277,65 @@ impl Egress {
         }
         let (name, verdict) = (resolution.name, resolution.verdict);
         let decision = Decision { verdict, name, inspection: Inspection::None };
-        self.note(&state.gate, Event::Resolve, &decision, None, None);
+        self.note(&state, Event::Resolve, &decision, None, None);
         resolution.fate
     }
 
-    /// Decides on an answer of a name server. Returns the bytes for the guest.
+    /// Returns `true` if TCP connections to this name server are answered by the policy.
+    pub fn answers_for(&self, server: SocketAddr, now: Duration) -> bool {
+        !self.learns && self.state().gate.answers_for(server, now)
+    }
+
+    /// Decides on a datagram of a name server.
     pub fn answer(
         &self,
         ends: QueryEnds,
-        mut bytes: Vec<u8>,
+        bytes: Vec<u8>,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Answered {
+        self.read_answer((ends, Protocol::Udp), bytes, now, counters)
+    }
+
+    /// Decides on the answer to a query over TCP. A query without one fails. Returns the bytes for the guest.
+    pub fn answer_over_tcp(
+        &self,
+        ends: QueryEnds,
+        query: &[u8],
+        answer: Option<Vec<u8>>,
         now: Duration,
         counters: &UplinkCounters,
     ) -> Option<Vec<u8>> {
+        let answered = answer.map(|answer| {
+            self.read_answer((ends, Protocol::Tcp), answer, now, counters)
+        });
+        match answered {
+            Some(Answered::Send(answer)) => Some(answer),
+            // The server has closed the connection, or its answer is one to another query.
+            _ => self.state().gate.fail(ends, query),
+        }
+    }
+
+    fn read_answer(
+        &self,
+        (ends, over): (QueryEnds, Protocol),
+        mut bytes: Vec<u8>,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Answered {
         let mut state = self.state();
-        match state.gate.answer(ends, &mut bytes, now) {
-            AnswerFate::Deliver => Some(bytes),
-            AnswerFate::Drop => None,
+        match state.gate.answer(ends, over, &mut bytes, now) {
+            AnswerFate::Deliver => Answered::Send(bytes),
+            AnswerFate::Reply(reply) => Answered::Send(reply),
+            AnswerFate::AskOverTcp(query) => Answered::AskOverTcp(query),
+            AnswerFate::Drop => Answered::Nothing,
             AnswerFate::Replace(name, reply) => {
                 counters.egress_rebinding.add(1);
                 let verdict = Verdict { action: Action::Deny, cause: Cause::Rebinding };
                 let inspection = Inspection::None;
                 let decision = Decision { verdict, name: Some(name), inspection };
-                self.note(&state.gate, Event::Resolve, &decision, None, None);
-                Some(reply)
+                self.note(&state, Event::Resolve, &decision, None, None);
+                Answered::Send(reply)
             }
         }
     }
@@ -236,22 +343,28 @@ impl Egress {
     /// Sends an event to the recorder, if there is one.
     fn note(
         &self,
-        gate: &Gate,
+        state: &EgressState,
         event: Event,
         decision: &Decision,
         to: Option<(SocketAddr, Protocol)>,
         sni: Option<String>,
     ) {
         let Some(notes) = &self.notes else { return };
-        let name = decision.name.as_ref();
+        let verdict = decision.verdict;
+        if state.recording == Recording::Denials && verdict.is_allowed() {
+            return;
+        }
+        let (name, policy) = (decision.name.as_ref(), state.gate.policy());
+        let missing = policy.missing_rule(verdict.cause, name, to);
         let record = Record {
             event,
-            verdict: decision.verdict.action,
+            verdict: verdict.action,
             name: name.map(HostName::to_string),
             address: to.map(|(to, _)| to.ip()),
             port: to.map(|(to, _)| to.port()).filter(|port| *port > 0),
             protocol: to.map(|(_, protocol)| protocol),
-            reason: gate.policy().describe(decision.verdict.cause),
+            reason: policy.describe(verdict.cause),
+            allow: missing.filter(|_| !verdict.is_allowed()),
             sni,
             bytes_out: None,
             bytes_in: None,
@@ -292,12 +405,16 @@ impl PolicyInForce {
         self.version.get() != version
     }
 
-    /// Replaces the policy. Records and pins of the old one stay.
-    pub(crate) fn set(&self, policy: Policy) {
+    /// Replaces the policy. Records and pins of the old one stay. The first policy gets this queue of records.
+    pub(crate) fn set(&self, policy: Policy, notes: Option<NoteQueue>) {
         let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
         match &*egress {
             Some(egress) => egress.replace(policy),
-            None => *egress = Some(Egress::new(policy, None, false)),
+            None => {
+                let first = Egress::new(policy, notes, false);
+                first.record(Recording::Denials);
+                *egress = Some(first);
+            }
         }
         self.version.add(1);
     }

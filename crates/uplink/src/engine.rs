@@ -18,11 +18,12 @@ use rustix::io::Errno;
 use crate::config::{Config, LeftOut, NameServers};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
-use crate::egress::Egress;
+use crate::egress::{Egress, NoteQueue};
 use crate::forward::{Destination, ForwardId, Forwards};
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
+use crate::name_queries::{NameQueries, NameQuery};
 use crate::ndp::Advertisements;
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
@@ -45,6 +46,9 @@ pub struct Uplink {
     servers_version: u64,
     host: Box<dyn Host>,
     replies: Replies,
+    /// Queries to name servers that are to be sent over TCP.
+    queries: Vec<NameQuery>,
+    name_queries: NameQueries,
     counters: Arc<UplinkCounters>,
     tcp: Tcp,
     udp: Udp,
@@ -68,11 +72,14 @@ macro_rules! context {
             egress: &$self.egress,
             host: &mut *$self.host,
             replies: &mut $self.replies,
+            queries: &mut $self.queries,
             counters: &$self.counters,
             now: $now,
         }
     };
 }
+
+mod names;
 
 impl Uplink {
     /// Creates an uplink that uses the sockets of `host`.
@@ -90,6 +97,8 @@ impl Uplink {
             servers_version: 0,
             host,
             replies: Replies::default(),
+            queries: Vec::new(),
+            name_queries: NameQueries::default(),
             counters,
             tcp,
             udp,
@@ -219,6 +228,7 @@ impl Uplink {
         }
         self.tcp.finish_input(&mut run, &mut context!(self, now));
         self.udp.finish_input(&mut context!(self, now));
+        self.carry_name_queries(now);
     }
 
     fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut SegmentRun<'a>, now: Duration) {
@@ -429,7 +439,7 @@ impl Uplink {
                 OwnerKind::MulticastGroup | OwnerKind::MulticastQuestion => {
                     self.multicast.ready(ready);
                 }
-                _ => tracing::debug!(?ready, "an event without an owner"),
+                OwnerKind::Dns => self.name_queries.ready(ready, &mut context!(self, now)),
             }
         }
         self.ready = events;
@@ -440,6 +450,7 @@ impl Uplink {
         }
         let more = more + self.datagram_relays.run(&mut self.udp, &mut context!(self, now));
         let more = more + self.multicast.run(&mut context!(self, now));
+        self.carry_name_queries(now);
         Ok(count + more)
     }
 
@@ -453,8 +464,9 @@ impl Uplink {
 
     /// Replaces the guest's egress policy in all of its engines, and closes the flows that the new one denies. The
     /// other engines follow before their next frame or event.
-    pub fn set_policy(&mut self, policy: Policy, now: Duration) {
-        self.config.policy.set(policy);
+    /// `notes` is for the records of a guest that had no policy.
+    pub fn set_policy(&mut self, policy: Policy, notes: Option<NoteQueue>, now: Duration) {
+        self.config.policy.set(policy, notes);
         self.follow_changes(now);
         self.wake_others();
     }
@@ -492,6 +504,8 @@ impl Uplink {
     /// Handles all timers that are due.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
+        self.name_queries.run_timers(&mut context!(self, now));
+        self.carry_name_queries(now);
         self.udp.run_timers(&mut context!(self, now));
         self.datagram_relays.run_timers(&mut context!(self, now));
         self.multicast.run_timers(&context!(self, now));
@@ -504,6 +518,7 @@ impl Uplink {
     pub fn deadline(&self) -> Option<Duration> {
         let all = [
             self.tcp.deadline(),
+            self.name_queries.deadline(),
             self.udp.deadline(),
             self.datagram_relays.deadline(),
             self.multicast.deadline(),
@@ -534,6 +549,8 @@ impl Uplink {
             more |= self.tcp.output(link, &mut context!(self, now));
             // Flows that ended during output left resets.
             more |= !self.send_replies(link);
+            // A datagram of a name server may have been incomplete.
+            more |= self.carry_name_queries(now);
         }
         link.flush();
         more

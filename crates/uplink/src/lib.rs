@@ -53,6 +53,7 @@ pub mod guest;
 pub mod host;
 pub mod icmp;
 pub mod link;
+pub mod name_queries;
 mod ndp;
 pub mod packet;
 pub mod port_link;

@@ -324,7 +324,7 @@ fn only(rule: &str) -> Policy {
 #[test]
 fn open_connection_ends_at_both_ends_when_new_policy_denies_it() {
     let mut fixture = established("");
-    fixture.uplink.set_policy(only("10.0.0.0/24"), fixture.now);
+    fixture.uplink.set_policy(only("10.0.0.0/24"), None, fixture.now);
     fixture.run(
         "silence
          guest PA 1 1 len=100
@@ -332,7 +332,7 @@ fn open_connection_ends_at_both_ends_when_new_policy_denies_it() {
          time 50
          uplink A 1 101",
     );
-    fixture.uplink.set_policy(only("10.0.1.0/24"), fixture.now);
+    fixture.uplink.set_policy(only("10.0.1.0/24"), None, fixture.now);
     fixture.run(
         "uplink RA 1 101
          host broken

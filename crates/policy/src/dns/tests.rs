@@ -1,5 +1,5 @@
 use hickory_proto::op::Query as Asked;
-use hickory_proto::rr::{Record, rdata};
+use hickory_proto::rr::{Name, RData, Record, rdata};
 use proptest::prelude::*;
 
 use super::*;
@@ -40,7 +40,7 @@ fn read(answers: &[(&str, u32, &str)], additional: &[(&str, u32, &str)]) -> Vec<
     let query = query("www.a.org.", RecordType::A, 7);
     let mut bytes = answer(&query, answers, additional);
     let answer = Query::parse(&query).unwrap().read_answer(&mut bytes).unwrap();
-    answer.addresses.into_iter().map(|(ip, ttl)| (ip.to_string(), ttl)).collect()
+    answer.addresses.unwrap().into_iter().map(|(ip, ttl)| (ip.to_string(), ttl)).collect()
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn query_for_the_server_carries_nothing_of_the_guest_but_name_and_id() {
     assert_eq!(sent[23..], [0, 0, 41, 16, 0, 0, 0, 0x80, 0, 0, 0]);
     // The guest finds its own spelling in the answer.
     let mut reply = answer(&sent, &[("a.org.", 5, "192.0.2.1")], &[]);
-    assert_eq!(query.read_answer(&mut reply).unwrap().addresses.len(), 1);
+    assert_eq!(query.read_answer(&mut reply).unwrap().addresses.unwrap().len(), 1);
     assert_eq!(reply[12..23], *b"\x01A\x03oRg\0\0\x01\0\x01");
 }
 
@@ -118,7 +118,94 @@ fn reply_without_records_parses_and_names_the_reason() {
     assert_eq!(bytes[3] & 0xf, Code::FormErr as u8);
 }
 
+/// Appends a record to the last section of a message, and counts it at this offset of the header.
+fn append(message: &mut Vec<u8>, count_at: usize, record: &[u8]) {
+    message[count_at + 1] += 1;
+    message.extend_from_slice(record);
+}
+
+#[test]
+fn records_of_unused_sections_and_types_do_not_matter() {
+    let query = query("www.a.org.", RecordType::A, 7);
+    let parsed = Query::parse(&query).unwrap();
+    let good = answer(&query, &[("www.a.org.", 9, "192.0.2.1")], &[]);
+    // An HTTPS record that is cut, a record of an unknown type, and one whose owner is no name.
+    let strange: [&[u8]; 3] = [
+        b"\x01x\0\0\x41\0\x01\0\0\0\x09\0\x03\0\x01\x40",
+        b"\x01x\0\xff\x42\0\x01\0\0\0\x09\0\x02\x07\x08",
+        b"\x80x\0\0\x01\0\x01\0\0\0\x09\0\x04\x01\x02\x03\x04",
+    ];
+    let expected = Some(vec![([192, 0, 2, 1].into(), 9)]);
+    for record in strange {
+        for section in [8, 10] {
+            let mut bytes = good.clone();
+            append(&mut bytes, section, record);
+            assert_eq!(parsed.read_answer(&mut bytes).unwrap().addresses, expected, "{record:x?}");
+        }
+    }
+    for (record, addresses) in strange.into_iter().zip([&expected, &expected, &None]) {
+        let mut bytes = good.clone();
+        append(&mut bytes, 6, record);
+        assert_eq!(parsed.read_answer(&mut bytes).unwrap().addresses, *addresses, "{record:x?}");
+    }
+}
+
+#[test]
+fn name_with_a_pointer_that_does_not_lead_back_is_malformed() {
+    let query = query("www.a.org.", RecordType::A, 7);
+    let parsed = Query::parse(&query).unwrap();
+    let behind = query.len();
+    for to in [behind, behind + 1, 0x3fff] {
+        let mut bytes = answer(&query, &[], &[]);
+        let owner = (0xc000 | u16::try_from(to).unwrap()).to_be_bytes();
+        append(&mut bytes, 6, &[&owner[..], b"\0\x01\0\x01\0\0\0\x09\0\x04\x01\x02\x03\x04"].concat());
+        assert_eq!(parsed.read_answer(&mut bytes).unwrap().addresses, None, "{to}");
+    }
+}
+
+#[test]
+fn answer_without_a_question_or_with_a_cut_record_is_an_answer_that_cannot_be_read() {
+    let query = query("www.a.org.", RecordType::A, 7);
+    let parsed = Query::parse(&query).unwrap();
+    let mut bare = b"\0\x07\x81\x81\0\0\0\0\0\0\0\0".to_vec();
+    assert_eq!(parsed.read_answer(&mut bare).unwrap().addresses, None);
+    let whole = answer(&query, &[("www.a.org.", 9, "192.0.2.1")], &[]);
+    let mut cut = whole[..whole.len() - 1].to_vec();
+    assert_eq!(parsed.read_answer(&mut cut).unwrap().addresses, None);
+}
+
 proptest! {
+    /// The reader of records agrees with that of another library.
+    #[test]
+    fn addresses_are_those_that_hickory_reads(
+        records in prop::collection::vec(("[ab]\\.org\\.", any::<u32>(), any::<bool>()), 0..9)
+    ) {
+        let query = query("a.org.", RecordType::A, 7);
+        let texts: Vec<_> = records
+            .iter()
+            .map(|(owner, bits, is_v4)| {
+                let v4 = core::net::Ipv4Addr::from_bits(*bits);
+                let ip: IpAddr = if *is_v4 { v4.into() } else { v4.to_ipv6_compatible().into() };
+                (owner.as_str(), *bits >> 1, ip.to_string())
+            })
+            .collect();
+        let texts: Vec<_> = texts.iter().map(|(owner, ttl, ip)| (*owner, *ttl, ip.as_str())).collect();
+        let mut bytes = answer(&query, &texts, &[]);
+        let message = Message::from_vec(&bytes).unwrap();
+        let expected: Vec<(IpAddr, u32)> = message
+            .answers
+            .iter()
+            .filter(|record| record.name == message.queries[0].name)
+            .filter_map(|record| match &record.data {
+                RData::A(ip) => Some((ip.0.into(), record.ttl)),
+                RData::AAAA(ip) => Some((ip.0.into(), record.ttl)),
+                _ => None,
+            })
+            .collect();
+        let read = Query::parse(&query).unwrap().read_answer(&mut bytes).unwrap().addresses;
+        prop_assert_eq!(read, Some(expected));
+    }
+
     #[test]
     fn any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         crate::fuzzing::dns_messages(&bytes);

@@ -14,7 +14,7 @@ fn gate(words: &str) -> Gate {
 
 fn ends() -> QueryEnds {
     let (guest, server) = ("10.0.0.2:4000".parse().unwrap(), "10.0.0.1:53".parse().unwrap());
-    QueryEnds { guest, server }
+    QueryEnds { guest, server, over: Protocol::Udp }
 }
 
 fn name(text: &str) -> HostName {
@@ -36,7 +36,7 @@ fn resolve(gate: &mut Gate, host: &str, records: &[(&str, u32, &str)]) -> Answer
     else {
         panic!("{host} is refused");
     };
-    gate.answer(ends(), &mut answer(&sent, records, &[]), NOW)
+    gate.answer(ends(), Protocol::Udp, &mut answer(&sent, records, &[]), NOW)
 }
 
 fn connect(gate: &Gate, to: &str) -> Decision {
@@ -90,13 +90,109 @@ fn answer_without_query_pins_nothing() {
     let mut gate = gate("+a.org");
     let bytes = query("a.org.", RecordType::A, 7);
     let mut forged = answer(&bytes, &[("a.org.", 9, "203.0.113.1")], &[]);
-    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Drop);
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW), AnswerFate::Drop);
     gate.query(ends(), &bytes, NOW);
     let other = QueryEnds { server: "10.0.0.3:53".parse().unwrap(), ..ends() };
-    assert_eq!(gate.answer(other, &mut forged, NOW), AnswerFate::Drop);
-    assert_eq!(gate.answer(ends(), &mut forged, NOW + ANSWER_WITHIN), AnswerFate::Drop);
-    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Deliver);
-    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Drop, "one answer a query");
+    assert_eq!(gate.answer(other, Protocol::Udp, &mut forged, NOW), AnswerFate::Drop);
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW + ANSWER_WITHIN), AnswerFate::Drop);
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW), AnswerFate::Deliver);
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW), AnswerFate::Drop, "one answer a query");
+}
+
+#[test]
+fn question_about_a_name_is_answered_here_unless_a_rule_allows_it() {
+    let mut gate = gate("+x.org:443 +why.y.org");
+    let asked = |gate: &mut Gate, host: &str, kind| gate.query(ends(), &query(host, kind, 7), NOW);
+    for (host, text) in [
+        ("why.z.org.", "denied z.org, no rule; the host allows it by --allow z.org:443"),
+        ("why.x.org.", "allowed x.org, allow x.org:443"),
+    ] {
+        let resolution = asked(&mut gate, host, RecordType::TXT);
+        let QueryFate::Reply(reply) = resolution.fate else { panic!("{host} left the host") };
+        let message = Message::from_vec(&reply).unwrap();
+        assert_eq!(message.answers[0].data.to_string().trim_matches('"'), text);
+        assert!(resolution.name.is_none() && resolution.verdict == Verdict::allow(Cause::Why));
+    }
+    assert!(matches!(asked(&mut gate, "why.y.org.", RecordType::TXT).fate, QueryFate::Forward(_)));
+    for (host, kind) in [("why.z.org.", RecordType::A), ("z.org.", RecordType::TXT), ("why.", RecordType::TXT)] {
+        let resolution = asked(&mut gate, host, kind);
+        assert!(!resolution.verdict.is_allowed(), "{host}");
+    }
+    // The longest name.
+    let long = format!("why.{}.{}.{}.{}.", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(57));
+    let QueryFate::Reply(reply) = asked(&mut gate, &long, RecordType::TXT).fate else { panic!() };
+    assert!(Message::from_vec(&reply).unwrap().answers.len() == 1 && reply.len() < 1232);
+}
+
+/// Returns an answer to a query with `count` addresses.
+fn long_answer(sent: &[u8], count: u32) -> Vec<u8> {
+    let ips: Vec<String> = (0..count).map(|n| core::net::Ipv4Addr::from_bits(0xcb00_7100 + n).to_string()).collect();
+    let records: Vec<_> = ips.iter().map(|ip| ("a.org.", 300, ip.as_str())).collect();
+    answer(sent, &records, &[])
+}
+
+#[test]
+fn incomplete_answer_is_asked_for_over_tcp_once() {
+    let mut gate = gate("+a.org");
+    let sent = query("a.org.", RecordType::A, 7);
+    gate.query(ends(), &sent, NOW);
+    let mut cut = long_answer(&sent, 2);
+    cut[2] |= 2;
+    let fate = gate.answer(ends(), Protocol::Udp, &mut cut.clone(), NOW);
+    let AnswerFate::AskOverTcp(again) = fate else { panic!("{fate:?}") };
+    assert_eq!(again[..2], sent[..2]);
+    assert!(gate.pins().is_empty());
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut cut, NOW), AnswerFate::Drop);
+    let mut whole = long_answer(&sent, 101);
+    assert_eq!(gate.answer(ends(), Protocol::Tcp, &mut whole, NOW), AnswerFate::Deliver);
+    assert!(is_allowed(&gate, "203.0.113.100:443"));
+}
+
+#[test]
+fn query_without_an_answer_over_tcp_fails_at_once() {
+    let mut gate = gate("+a.org");
+    let sent = query("a.org.", RecordType::A, 7);
+    gate.query(ends(), &sent, NOW);
+    let reply = gate.fail(ends(), &sent).unwrap();
+    assert_eq!(reply[3] & 0xf, Code::ServFail as u8);
+    assert_eq!(gate.fail(ends(), &sent), None);
+    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut long_answer(&sent, 1), NOW), AnswerFate::Drop);
+}
+
+#[test]
+fn answer_longer_than_the_guest_accepts_makes_it_ask_over_tcp() {
+    let mut gate = gate("+a.org");
+    let mut sent = query("a.org.", RecordType::A, 7);
+    // EDNS with 1232 bytes.
+    sent[11] = 1;
+    sent.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
+    let bare = query("a.org.", RecordType::A, 7);
+    for (sent, count, fits) in [(&sent, 70, true), (&sent, 80, false), (&bare, 80, true), (&bare, 300, false)] {
+        gate.query(ends(), sent, NOW);
+        let fate = gate.answer(ends(), Protocol::Udp, &mut long_answer(&bare, count), NOW);
+        match fate {
+            AnswerFate::Deliver => assert!(fits, "{count}"),
+            AnswerFate::Reply(reply) => assert!(!fits && reply[2] & 2 != 0 && reply.len() < 100),
+            other => panic!("{other:?}"),
+        }
+        let over_tcp = QueryEnds { over: Protocol::Tcp, ..ends() };
+        gate.query(over_tcp, sent, NOW);
+        let fate = gate.answer(over_tcp, Protocol::Tcp, &mut long_answer(&bare, count), NOW);
+        assert_eq!(fate, AnswerFate::Deliver, "{count}");
+    }
+}
+
+#[test]
+fn answer_that_cannot_be_read_is_replaced_by_a_failure() {
+    let mut gate = gate("+a.org");
+    let sent = query("a.org.", RecordType::A, 7);
+    gate.query(ends(), &sent, NOW);
+    let mut cut = long_answer(&sent, 2);
+    cut.pop();
+    let AnswerFate::Reply(reply) = gate.answer(ends(), Protocol::Udp, &mut cut, NOW) else {
+        panic!("the answer was used");
+    };
+    assert!(reply[3] & 0xf == Code::ServFail as u8 && gate.pins().is_empty());
 }
 
 #[test]

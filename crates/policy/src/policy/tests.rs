@@ -50,6 +50,22 @@ fn wildcard_covers_names_below_at_any_depth_only() {
 }
 
 #[test]
+fn domain_covers_the_name_itself_and_names_below_it() {
+    let closed = policy("+.x.org:443");
+    for host in ["x.org", "a.x.org", "a.b.x.org"] {
+        assert!(closed.resolve(&name(host)).is_allowed() && allows(&closed, host, 443), "{host}");
+        assert!(!allows(&closed, host, 80));
+    }
+    assert!(!allows(&closed, "ax.org", 443) && !allows(&closed, "org", 443));
+    assert_eq!(closed.wildcard_of(&name("x.org")), None);
+    assert_eq!(closed.wildcard_of(&name("a.x.org")), Some(&name("x.org")));
+    let denied = policy("+*.org -.x.org");
+    assert!(!allows(&denied, "x.org", 443) && !allows(&denied, "a.x.org", 443));
+    assert!(allows(&denied, "y.org", 443) && denied.denies_names());
+    assert!(!policy("+.google").resolve(&name("dns.google")).is_allowed());
+}
+
+#[test]
 fn wildcard_does_not_include_a_known_resolver() {
     let wide = policy("+*.google");
     assert_eq!(wide.resolve(&name("dns.google")), Verdict::deny(Cause::KnownDoh));
@@ -100,7 +116,7 @@ proptest! {
     /// Compares the indices with a linear search.
     #[test]
     fn verdict_equals_that_of_a_linear_search(
-        rules in prop::collection::vec(("[+-]", "(\\*\\.)?[ab](\\.[ab]){0,2}\\.c(:[12])?"), 0..12),
+        rules in prop::collection::vec(("[+-]", "(\\*\\.|\\.)?[ab](\\.[ab]){0,2}\\.c(:[12])?"), 0..12),
         host in "[ab](\\.[ab]){0,3}\\.c",
         port in 1..4_u16,
     ) {
@@ -108,9 +124,11 @@ proptest! {
         let policy = policy(&words.join(" "));
         let matches = |text: &str| {
             let (target, listed) = text.split_once(':').unwrap_or((text, ""));
-            let fits = match target.strip_prefix("*.") {
-                Some(parent) => host.ends_with(&format!(".{parent}")),
-                None => host == target,
+            let is_below = |parent: &str| host.ends_with(&format!(".{parent}"));
+            let fits = match (target.strip_prefix("*."), target.strip_prefix('.')) {
+                (Some(parent), _) => is_below(parent),
+                (None, Some(parent)) => host == parent || is_below(parent),
+                (None, None) => host == target,
             };
             fits && (listed.is_empty() || listed == port.to_string())
         };

@@ -12,6 +12,7 @@ fn rule_of_each_form_is_printed_as_written() {
         "example.org",
         "example.org:443",
         "*.example.org:80,443,8000-8010/tcp",
+        ".example.org:443/tcp",
         "example.org:*/udp",
         "10.0.0.0/8",
         "0.0.0.0/0:53/udp",
@@ -46,6 +47,9 @@ fn wrong_rule_is_rejected_at_its_position() {
         ("*example.org", 1),
         ("*", 1),
         ("*.", 2),
+        (".", 1),
+        ("..example.org", 1),
+        (".*.example.org", 1),
         ("*.*.org", 2),
         ("10.0.0.0/33", 9),
         ("10.0.0.1/8", 0),
@@ -58,6 +62,9 @@ fn wrong_rule_is_rejected_at_its_position() {
         ("2001:db8::/129", 11),
         ("https://example.org", 6),
         ("icmp/tcp:", 5),
+        ("::1:80", 4),
+        ("2001:db8::5:443/tcp", 12),
+        ("*.b\u{fc}cher.example:443", 3),
     ] {
         let error = text.parse::<Rule>().expect_err(text);
         assert_eq!(error.at, at, "{text}: {error}");
@@ -65,6 +72,32 @@ fn wrong_rule_is_rejected_at_its_position() {
     let error = "example.org:http".parse::<Rule>().unwrap_err();
     assert_eq!(error.caret("example.org:http"), "  example.org:http\n              ^");
     assert!("a".repeat(RULE_MAX + 1).parse::<Rule>().is_err());
+}
+
+#[test]
+fn error_says_what_to_write_instead() {
+    let error = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
+    for (text, rule) in [
+        ("https://a.example/", "a.example:443"),
+        ("https://a.example/path?x#y", "a.example:443"),
+        ("http://me:secret@a.example:8080/", "a.example:8080"),
+        ("SSH://git@a.example", "a.example:22"),
+        ("https://[2001:db8::1]/x", "[2001:db8::1]:443"),
+        ("foo://a.example", "a.example"),
+        ("B\u{dc}cher.example:443/tcp", "xn--bcher-kva.example:443/tcp"),
+        ("*.\u{4f8b}\u{3048}.example", "*.xn--r8jz45g.example"),
+        ("::1:80", "[::1]:80"),
+        ("2001:db8::5:443", "[2001:db8::5]:443"),
+    ] {
+        let message = error(text);
+        assert!(message.contains(&format!("write {rule}")), "{text}: {message}");
+        assert!(rule.parse::<Rule>().is_ok(), "{rule}");
+    }
+    assert!(error("https:///x").contains("the name alone"));
+    assert!(error("a.example/path").contains("no path"));
+    for unambiguous in ["::1", "2001:db8::1", "1:2:3:4:5:6:7:8", "::1:80/128", "::1:beef", "[::1:80]"] {
+        assert!(unambiguous.parse::<Rule>().is_ok(), "{unambiguous}");
+    }
 }
 
 #[test]
@@ -89,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn printed_rule_parses_to_itself(text in "(\\*\\.)?[a-c0-9:./\\[\\]-]{1,24}(:[0-9,-]{1,9})?(/tcp|/udp)?") {
+    fn printed_rule_parses_to_itself(text in "(\\*\\.|\\.)?[a-c0-9:./\\[\\]-]{1,24}(:[0-9,-]{1,9})?(/tcp|/udp)?") {
         if let Ok(rule) = text.parse::<Rule>() {
             prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule));
         }

@@ -98,6 +98,7 @@ mod tests {
             disks: Vec::new(),
             pages: LentPages::Small,
             filter: "default".to_owned(),
+            policy: None,
             since: 0,
             cgroup: None,
             limits: Limits::default(),

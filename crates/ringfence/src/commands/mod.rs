@@ -1,4 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port`, `wait` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port`, `wait` and `policy`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_guest::ListeningPorts;
+use ringfence_policy::denials::Denial;
 use ringfence_uplink_process::totals::EgressTotals;
 
 /// Orders of a client to the launcher of a guest.
@@ -67,6 +68,10 @@ pub(crate) enum Request {
     RemovePort(String),
     /// Requests the totals of the egress policy.
     EgressTotals,
+    /// Asks for the denials of the egress policy behind the first `after` ones.
+    Denials { after: usize },
+    /// Asks for the verdicts of the egress policy from now on.
+    Watch,
     /// Requests the levels of the grant windows of the network interface.
     WindowLevels,
     /// Asks for the TCP ports at which processes of the guest listen, and for this one among them.
@@ -74,7 +79,7 @@ pub(crate) enum Request {
 }
 
 /// Answers of a launcher.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Guest(Box<Description>),
     /// Comes with the end of a new terminal that the client serves.
@@ -90,6 +95,10 @@ pub(crate) enum Reply {
     PortsChanged,
     /// Totals of the egress policy, if there is one.
     EgressTotals(Option<EgressTotals>),
+    /// Denials of the egress policy, the latest first, as many as fit. None: there are no others.
+    Denials(Vec<Denial>),
+    /// Lines of verdicts, each with its end. The first reply has none: the client watches now.
+    Verdicts(String),
     /// Levels of the grant windows, if there are any.
     WindowLevels(Option<WindowLevels>),
     /// TCP ports at which processes of the guest listen.
@@ -124,6 +133,9 @@ pub(crate) struct Description {
     /// List of system calls of its commands, with exceptions. Empty from a launcher of an earlier version.
     #[serde(default)]
     pub(crate) filter: String,
+    /// Rules of its egress policy, and the places where they are written. `None` without a policy.
+    #[serde(default)]
+    pub(crate) policy: Option<String>,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
     /// Path of its cgroup in the hierarchy, if it has one of its own.

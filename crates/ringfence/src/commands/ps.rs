@@ -40,7 +40,8 @@ Examples:
 /// A guest is listed while its command runs. A guest whose launcher does not answer is named on standard error, and the exit
 /// status is 1 then. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
 /// what its processes, Ringfence's included, have for themselves; the driver domain of a shared switch counts for the
-/// guest that started it. The limit of `run --memory` follows it.
+/// guest that started it. The limit of `run --memory` follows it. POLICY is the number of rules of its egress policy;
+/// `--json` names the files.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PsArgs {
@@ -118,7 +119,7 @@ fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
 }
 
 fn table(rows: &[Row], now: Duration) -> String {
-    let head = ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "COMMAND"];
+    let head = ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "POLICY", "COMMAND"];
     let mut lines = vec![head.map(str::to_owned)];
     for Row { pid, memory, guest, .. } in rows {
         let command = guest.command.join(" ");
@@ -134,23 +135,29 @@ fn table(rows: &[Row], now: Duration) -> String {
                 memory_cell(*memory, guest.limits.memory),
                 address.cloned().unwrap_or_else(none),
                 if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
+                guest.policy.as_ref().map_or_else(none, |policy| rules_of(policy)),
                 short,
             ]
             .map(|cell| printable(&cell)),
         );
     }
-    let mut widths = [0; 8];
+    let mut widths = [0; 9];
     for line in &lines {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let format_line = |line: &[String; 8]| {
+    let format_line = |line: &[String; 9]| {
         let cells: Vec<String> =
             line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     lines.iter().map(format_line).collect()
+}
+
+/// Returns the part of a policy's description that fits in a column: the number of its rules.
+fn rules_of(policy: &str) -> String {
+    policy.split(" (").next().unwrap_or_default().to_owned()
 }
 
 /// Formats the memory of a guest, with its limit if there is one, in MiB.
@@ -231,6 +238,7 @@ mod tests {
             disks: vec![],
             pages: LentPages::Small,
             filter: "default".to_owned(),
+            policy: Some("3 rules (--allow, agent.toml)".to_owned()),
             since: 100,
             cgroup: None,
             limits: Limits::default(),
@@ -246,7 +254,8 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0].find("COMMAND"), lines[1].find("python3"));
-        for part in ["web", "-", "7", "2 h", "3 MiB", "10.0.2.15/24", "8080:80", "x\u{fffd}[2J"] {
+        let parts = ["web", "-", "7", "2 h", "3 MiB", "10.0.2.15/24", "8080:80", "3 rules  ", "x\u{fffd}[2J"];
+        for part in parts {
             assert!(lines[1].contains(part), "{part}: {}", lines[1]);
         }
     }

@@ -120,6 +120,9 @@ impl fmt::Display for Table<'_> {
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
         line(f, "system calls", &guest.filter)?;
+        if let Some(policy) = &guest.policy {
+            line(f, "policy", policy)?;
+        }
         line(f, "lent memory", &guest.pages.to_string())?;
         line(f, "limits", &guest.limits.to_string())?;
         if let Some(cgroup) = &guest.cgroup {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ringfence_policy::PolicySource;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
@@ -52,8 +53,10 @@ pub(super) struct Clients {
     /// Clients that read messages.
     readers: BTreeMap<ClientId, MessageReader>,
     next: ClientId,
-    /// Client whose policy is on its way to the uplink.
-    pub(super) policy: Option<ClientId>,
+    /// Client whose policy is on its way to the uplink, and the policy.
+    pub(super) policy: Option<(ClientId, PolicySource)>,
+    /// Clients that watch the verdicts of the egress policy.
+    watching: BTreeSet<ClientId>,
     /// Clients that wait for the driver domain's counters.
     pub(super) counters: Vec<ClientId>,
     /// Clients that wait for the totals of the egress policy.
@@ -75,6 +78,7 @@ impl Clients {
             readers: BTreeMap::new(),
             next: 1,
             policy: None,
+            watching: BTreeSet::new(),
             counters: Vec::new(),
             totals: Vec::new(),
             window_levels: Vec::new(),
@@ -110,6 +114,7 @@ impl Clients {
                 Err(_) => {
                     self.list.remove(at);
                     self.readers.remove(&id);
+                    self.watching.remove(&id);
                     // The guest's init has nothing to end for another client. A message that it does not read any
                     // more would reset the connection, and with it the report of the command's end.
                     return self.executing.remove(&id).then_some(ClientEvent::Gone(id));
@@ -222,6 +227,25 @@ impl Clients {
         }
     }
 
+    /// Adds a client that watches verdicts.
+    pub(super) fn watch(&mut self, id: ClientId) {
+        self.watching.insert(id);
+        self.reply(id, &Reply::Verdicts(String::new()));
+    }
+
+    /// Returns `true` if a client watches verdicts.
+    pub(super) fn are_watching(&self) -> bool {
+        !self.watching.is_empty()
+    }
+
+    /// Sends lines of verdicts to the clients that watch them. One that does not read them is disconnected.
+    pub(super) fn send_verdicts(&mut self, lines: String) {
+        let reply = Reply::Verdicts(lines);
+        for id in self.watching.iter().copied().collect::<Vec<_>>() {
+            self.reply(id, &reply);
+        }
+    }
+
     /// Answers a client. Disconnects it if it does not read.
     pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
         self.reply_with(to, reply, &Descriptors::default());
@@ -236,6 +260,7 @@ impl Clients {
         if let Some(at) = self.list.iter().position(failed) {
             self.list.remove(at).1.dispose();
             self.readers.remove(&to);
+            self.watching.remove(&to);
         }
     }
 }

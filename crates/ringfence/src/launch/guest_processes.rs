@@ -375,9 +375,14 @@ impl<'a> GuestProcesses<'a> {
     fn look_at_uplink(&mut self) -> Option<ProcessEvent> {
         let RunningProcess { domain, state } = self.uplink.running_mut()?;
         let next = || domain.report().map(|(message, _)| message);
-        if let Some(message) = state.egress.take(next) {
+        let message = state.egress.take(next);
+        if state.egress.has_news() {
+            self.report_denials();
+        }
+        if let Some(message) = message {
             return Some(ProcessEvent::Uplink(message));
         }
+        let RunningProcess { domain, .. } = self.uplink.running_mut()?;
         match domain.next_event()? {
             Event::Stderr(text) => self.reporter.forward_stderr(Source::Uplink, &text),
             Event::Ended(ended) => return Some(ProcessEvent::UplinkGone(ended)),

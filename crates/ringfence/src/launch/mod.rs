@@ -18,6 +18,7 @@ mod cgroup;
 mod clients;
 mod devices;
 mod disks;
+mod egress;
 mod ends;
 mod events;
 mod filter;

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use ringfence_policy::Policy;
+use ringfence_policy::denials::Denials;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::cgroup::GuestCgroup;
 use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
-use super::filter;
+use super::{egress, filter};
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::inherited;
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
@@ -67,6 +68,14 @@ impl GuestProcesses<'_> {
                 self.ask_for_totals(id);
                 Ok(())
             }
+            ClientEvent::Request(id, Request::Denials { after }, _) => {
+                self.tell_denials(id, after);
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::Watch, _) => {
+                self.watch(id);
+                Ok(())
+            }
             ClientEvent::Request(id, Request::WindowLevels, _) => {
                 self.ask_for_window_levels(id);
                 Ok(())
@@ -110,7 +119,7 @@ impl GuestProcesses<'_> {
         let (uplink, channel) = self.uplink.with_channel().ok_or("it has no uplink")?;
         uplink.egress.replace(channel, &source)?;
         if let Some(clients) = &mut self.clients {
-            clients.policy = Some(id);
+            clients.policy = Some((id, source));
         }
         Ok(())
     }
@@ -158,16 +167,27 @@ impl GuestProcesses<'_> {
     /// Writes the last records, and the totals if each step is reported.
     pub(super) fn finish_records(&mut self) {
         let Some((uplink, channel)) = self.uplink.with_channel() else { return };
-        if let Some(totals) = uplink.egress.finish(channel, self.reporter.is_verbose()) {
+        let totals = uplink.egress.finish(channel, self.reporter.is_verbose());
+        let others = uplink.egress.denials().map_or(0, Denials::unannounced);
+        self.report_denials();
+        if others > 0 {
+            let name = self.host_name();
+            self.reporter.summary(format_args!("guest {name}: {others} other denials"));
+        }
+        if let Some(totals) = totals.filter(|_| self.reporter.is_verbose()) {
             self.reporter.step(format_args!("egress: {totals}"));
         }
     }
 
     /// Answers the client whose policy the uplink has applied or refused.
     pub(super) fn policy_is_set(&mut self, error: Option<String>) {
-        let Some(id) = self.clients.as_mut().and_then(|clients| clients.policy.take()) else {
+        let Some((id, source)) = self.clients.as_mut().and_then(|clients| clients.policy.take())
+        else {
             return;
         };
+        if let (None, Some((uplink, _))) = (&error, self.uplink.with_channel()) {
+            uplink.egress.is_replaced_by(source);
+        }
         let reply = match error {
             None => Reply::PolicySet,
             Some(why) => Reply::Failed { status: STATUS_FAILED, why: printable(&why) },
@@ -249,6 +269,7 @@ impl GuestProcesses<'_> {
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             filter: filter::describe(&options.filter),
+            policy: self.uplink().and_then(|uplink| egress::describe(uplink.egress.policy()?)),
             since: self.clients.as_ref().map_or(0, Clients::since),
             cgroup: cgroup.and_then(|own| Some(own.path()?.to_string_lossy().into_owned())),
             limits: options.limits,

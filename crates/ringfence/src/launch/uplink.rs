@@ -63,7 +63,7 @@ impl Uplink {
             return Ok(None);
         }
         let name = options.name.clone().unwrap_or_else(|| "guest".to_owned());
-        let egress = GuestEgress::open(policy, &options.egress, name)?;
+        let egress = GuestEgress::open(policy, &options.egress, name)?.with_denials();
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
@@ -178,12 +178,8 @@ impl Uplink {
 
     /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
-        let has_policy = self.egress.has_policy();
-        let mut options = host.options;
-        // Under a policy, names are looked up over UDP alone.
-        options.retain(|option| !has_policy || option != "use-vc");
         let name_servers = self.plan.name_servers.clone();
-        ResolverConfig { name_servers, search: host.search, options }
+        ResolverConfig { name_servers, search: host.search, options: host.options }
     }
 
     /// Returns the configuration of the uplink process.

@@ -6,5 +6,6 @@ mod attacks;
 mod clients;
 mod fronts;
 mod policy;
+mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

@@ -40,8 +40,8 @@ fn programs_reach_allowed_names_and_nothing_else() {
     let output = format!("{}{}", finished.stdout, finished.stderr);
     assert_eq!(finished.stdout.matches("page\n").count(), 5, "{output}");
     assert!(output.contains("b'page\\n'") && output.contains("received 4000000"), "{output}");
-    // curl: 6 the name does not resolve, 7 the connection is refused, 35 and 56 it is reset.
-    for line in ["b 6", "other 6", "raw 7", "pinned 7", "shared 35", "host 56", "port 7"] {
+    // curl: 6 the name does not resolve, 7 the connection is refused, 35 it is reset, 0 a page says why.
+    for line in ["b 6", "other 6", "raw 7", "pinned 7", "shared 35", "host 0", "port 7"] {
         assert!(output.contains(&format!("{line}\n")), "{line}: {output}");
     }
     assert!(output.contains("wget 4\n") && output.contains("git 128\n"), "{output}");
@@ -377,6 +377,29 @@ fn policy_command_checks_and_explains() {
     assert!(allowed.status == Some(0) && allowed.stdout.contains("p.toml:1"), "{}", allowed.stdout);
     let denied = run(&["explain", file, "b.org:443"]);
     assert!(denied.status == Some(1) && denied.stdout.contains("denied, no rule"));
+    let more = lab.file("more.toml");
+    std::fs::write(&more, "include = ['p.toml'] # the team's rules\nallow = ['.b.org:80-90']\n").unwrap();
+    let more = more.to_str().unwrap();
+    for (destination, is_allowed) in [
+        ("a.org:443", true),
+        ("b.org:85", true),
+        ("x.b.org:80", true),
+        ("b.org:91", false),
+        ("x.a.org:443", false),
+    ] {
+        let explained = run(&["explain", more, destination]);
+        assert_eq!(explained.status == Some(0), is_allowed, "{}", explained.stdout);
+    }
     std::fs::write(file, "allow = ['a b']\n").unwrap();
     assert_eq!(run(&["check", file]).status, Some(125));
+    let included = run(&["check", more]);
+    assert!(included.status == Some(125) && included.stderr.contains("p.toml:1: "));
+    for (rule, advice) in [
+        ("https://a.example/", "write a.example:443"),
+        ("b\u{fc}cher.example", "write xn--bcher-kva.example"),
+        ("::1:80", "write [::1]:80"),
+    ] {
+        let refused = lab.run(&format!("--allow {rule}"), &["true"]).finish(LONG);
+        assert!(refused.status == Some(125) && refused.stderr.contains(advice), "{}", refused.stderr);
+    }
 }

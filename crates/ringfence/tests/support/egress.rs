@@ -14,6 +14,9 @@ pub const OTHER_V4: &str = "198.51.100.2";
 /// Third address outside, of two names, at which no server runs yet.
 pub const THIRD_V4: &str = "198.51.100.3";
 
+/// Number of addresses of `many.test`.
+pub const MANY: usize = 101;
+
 pub const CURL: Need = Need::Program("curl", "curl");
 pub const OPENSSL: Need = Need::Program("openssl", "openssl");
 pub const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
@@ -36,10 +39,15 @@ impl Net {
              -addext subjectAltName=DNS:a.test,DNS:b.test,DNS:x.wild.test -keyout key.pem -out cert.pem 2>openssl.log"
         );
         world.outside(&["sh", "-ec", &prepare]).succeed(LONG);
+        let many: String = (1..=MANY).map(|n| format!("203.0.113.{n} many.test\n")).collect();
+        std::fs::write(world.file("many"), many).unwrap();
         let names = world.outside(&dnsmasq(
             &[OUTSIDE_V4, FAR_V4],
             &[
                 "--log-queries",
+                // A longer answer is incomplete in a datagram.
+                "--edns-packet-max=1232",
+                &format!("--addn-hosts={}", world.file("many").display()),
                 "--cname=alias.test,real.example",
                 &format!("--host-record=real.example,{FAR_V4}"),
                 // Two names share an address. The third one has another, the others point into private ranges.

@@ -11,11 +11,12 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use ringfence_policy::PolicySource;
+use ringfence_policy::denials::Denials;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
 use super::EgressArgs;
 use super::document;
-use super::records::Records;
+use super::records::{Records, without_controls};
 use crate::config::PolicyHead;
 use crate::messages::{FromUplink, RULES_IN_MESSAGE, UplinkRules};
 use crate::orders::UplinkOrder;
@@ -25,6 +26,8 @@ use crate::totals::EgressTotals;
 const RECORDS_IN_A_ROW: usize = 64;
 /// Maximum number of messages after the end of the guest.
 const LAST_RECORDS_MAX: usize = 4096;
+/// Maximum number of bytes of verdicts that wait for the clients that watch them. Further ones are lost.
+const WATCHED_MAX: usize = 256 << 10;
 /// Time limit for each of the last records.
 const LAST_RECORDS_WITHIN: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,12 @@ pub struct GuestEgress {
     name: String,
     /// Totals that came last. An uplink that ends by itself sends them before.
     totals: Option<EgressTotals>,
+    /// Denials, if they are listed and announced.
+    denials: Option<Denials>,
+    /// Sentences about new denials.
+    sentences: Vec<String>,
+    /// Lines of verdicts for clients that watch them. `None` without such clients.
+    watched: Option<String>,
 }
 
 impl GuestEgress {
@@ -50,7 +59,85 @@ impl GuestEgress {
         options: &EgressArgs,
         name: String,
     ) -> anyhow::Result<GuestEgress> {
-        Ok(GuestEgress { policy, records: Records::open(options)?, name, totals: None })
+        Ok(GuestEgress {
+            policy,
+            records: Records::open(options)?,
+            name,
+            totals: None,
+            denials: None,
+            sentences: Vec::new(),
+            watched: None,
+        })
+    }
+
+    /// Lists denials, and announces new ones ([`GuestEgress::take_sentences`]).
+    #[must_use]
+    pub fn with_denials(mut self) -> GuestEgress {
+        self.denials = Some(Denials::default());
+        self
+    }
+
+    /// Returns the denials that are listed.
+    pub fn denials(&self) -> Option<&Denials> {
+        self.denials.as_ref()
+    }
+
+    /// Returns `true` if there is something to take: sentences, or lines of verdicts.
+    pub fn has_news(&self) -> bool {
+        !self.sentences.is_empty() || self.watched.as_ref().is_some_and(|lines| !lines.is_empty())
+    }
+
+    /// Takes the sentences about denials that are new since the last call.
+    pub fn take_sentences(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.sentences)
+    }
+
+    /// Keeps the lines of all verdicts for [`GuestEgress::take_watched`], or no more.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which there are no verdicts to watch.
+    pub fn watch(&mut self, channel: &Channel, is_watched: bool) -> Result<(), String> {
+        if self.policy.is_none() {
+            return Err("it has no egress policy".to_owned());
+        }
+        if self.watched.is_some() == is_watched {
+            return Ok(());
+        }
+        self.watched = is_watched.then(String::new);
+        if self.records.are_wanted() {
+            return Ok(());
+        }
+        let sent = channel.send_now(&UplinkOrder::RecordAll(is_watched), &[]);
+        sent.map_err(|error| format!("the uplink: {error}"))
+    }
+
+    /// Takes the lines of verdicts since the last call. Control characters are replaced.
+    pub fn take_watched(&mut self) -> String {
+        self.watched.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Returns the policy, if there is one.
+    pub fn policy(&self) -> Option<&PolicySource> {
+        self.policy.as_ref()
+    }
+
+    /// Records that the uplink applies another policy.
+    pub fn is_replaced_by(&mut self, policy: PolicySource) {
+        self.policy = Some(policy);
+    }
+
+    /// Reads lines of the uplink, which is not trusted.
+    fn note(&mut self, lines: &str) {
+        for line in lines.lines() {
+            let sentence = self.denials.as_mut().and_then(|denials| denials.add(line));
+            self.sentences.extend(sentence);
+        }
+        if let Some(watched) = &mut self.watched
+            && watched.len() + lines.len() <= WATCHED_MAX
+        {
+            watched.push_str(&without_controls(lines));
+        }
     }
 
     /// Returns `true` if there is a policy, or records are wanted.
@@ -60,8 +147,13 @@ impl GuestEgress {
 
     /// Returns the settings for the configuration of the uplink's process.
     pub fn head(&self) -> Option<PolicyHead> {
-        let recorded_as = self.records.are_wanted().then(|| self.name.clone());
-        Some(PolicyHead::of(self.policy.as_ref()?, recorded_as, self.records.learns()))
+        let (all, learns) = (self.records.are_wanted(), self.records.learns());
+        Some(PolicyHead::of(self.policy.as_ref()?, self.recorded_as(), all, learns))
+    }
+
+    /// Returns the guest's name in records, if some are wanted.
+    fn recorded_as(&self) -> Option<String> {
+        (self.records.are_wanted() || self.denials.is_some()).then(|| self.name.clone())
     }
 
     /// Sends the rules to the uplink's process, behind its configuration and sockets.
@@ -76,25 +168,38 @@ impl GuestEgress {
     /// Takes messages of the uplink's process and writes those that are records. Returns the first other one.
     pub fn take(&mut self, mut next: impl FnMut() -> Option<FromUplink>) -> Option<FromUplink> {
         // Other processes have their events, too.
-        let mut messages = (0..RECORDS_IN_A_ROW).map_while(|_| next());
-        let other = messages.find_map(|message| self.records.accept(message));
-        if let Some(FromUplink::Totals(totals)) = &other {
-            self.totals = *totals;
+        for _ in 0..RECORDS_IN_A_ROW {
+            let other = self.accept(next()?);
+            if let Some(FromUplink::Totals(totals)) = &other {
+                self.totals = *totals;
+            }
+            if other.is_some() {
+                return other;
+            }
         }
-        other
+        None
+    }
+
+    /// Handles the message if it is a record. Returns other messages.
+    fn accept(&mut self, message: FromUplink) -> Option<FromUplink> {
+        if let FromUplink::Records(lines) = &message {
+            self.note(lines);
+        }
+        self.records.accept(message)
     }
 
     /// Ends the uplink's process if it writes records or `wants_totals`. Writes the last records, and returns the totals
     /// of the policy if there is one.
     pub fn finish(&mut self, channel: &Channel, wants_totals: bool) -> Option<EgressTotals> {
-        if !self.records.are_wanted() && !wants_totals {
+        let has_records = self.policy.is_some() && self.recorded_as().is_some();
+        if !has_records && !wants_totals {
             return None;
         }
         // The process stops when its orders end.
         let _ = rustix::net::shutdown(channel.as_fd(), rustix::net::Shutdown::Write);
         for _ in 0..LAST_RECORDS_MAX {
             let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
-            if let Some(FromUplink::Totals(totals)) = self.records.accept(message) {
+            if let Some(FromUplink::Totals(totals)) = self.accept(message) {
                 self.totals = totals;
             }
         }
@@ -111,7 +216,8 @@ impl GuestEgress {
             return Err("it is started with --egress-learn, which allows everything".to_owned());
         }
         let document = document::write(policy).map_err(|error| error.to_string())?;
-        let sent = channel.send_now(&UplinkOrder::Policy, &[document.as_fd()]);
+        let order = UplinkOrder::Policy { recorded_as: self.recorded_as() };
+        let sent = channel.send_now(&order, &[document.as_fd()]);
         sent.map_err(|error| format!("the uplink: {error}"))
     }
 }

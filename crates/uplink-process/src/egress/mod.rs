@@ -9,12 +9,15 @@ pub mod guest;
 pub mod presets;
 mod records;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use ringfence_policy::file::FILE_MAX;
+use ringfence_policy::policy::RULES_MAX;
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource, file};
 use ringfence_sys::numbers::u64_from;
 
@@ -107,16 +110,83 @@ impl EgressArgs {
     }
 }
 
-/// Reads a policy file.
+/// Maximum number of files of one policy.
+pub const FILES_MAX: usize = 64;
+
+/// Reads a policy file and those that it includes, each once. Their names are relative to the folder of the file that names
+/// them.
 ///
 /// # Errors
 ///
-/// Returns the reason for which the file cannot be read, or its first error.
+/// Returns the reason for which a file cannot be read, or the first error in one.
 pub fn read(path: &Path) -> anyhow::Result<PolicySource> {
-    let shown = path.display().to_string();
-    let mut text = String::new();
-    let limit = u64_from(FILE_MAX + 1);
-    let file = File::open(path).with_context(|| format!("--policy {shown}"))?;
-    file.take(limit).read_to_string(&mut text).with_context(|| format!("--policy {shown}"))?;
-    Ok(file::parse(&shown, &text)?)
+    let mut policy = PolicySource::default();
+    let mut seen = HashSet::new();
+    // The files that wait, the next one at the end, with the place that names them.
+    let mut waiting = vec![(path.to_owned(), "--policy".to_owned())];
+    while let Some((path, place)) = waiting.pop() {
+        let shown = path.display().to_string();
+        let context = || format!("{place} {shown}");
+        let file = File::open(&path).with_context(context)?;
+        let facts = file.metadata().with_context(context)?;
+        if !seen.insert((facts.dev(), facts.ino())) {
+            continue;
+        }
+        if seen.len() > FILES_MAX {
+            bail!("{place} {shown}: a policy has at most {FILES_MAX} files");
+        }
+        let mut text = String::new();
+        let limit = u64_from(FILE_MAX + 1);
+        file.take(limit).read_to_string(&mut text).with_context(context)?;
+        let part = file::parse_part(&shown, &text)?;
+        policy.append(part.source);
+        if policy.rules.len() > RULES_MAX {
+            bail!("{place} {shown}: more than {RULES_MAX} rules with those of the other files");
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let included = part.includes.into_iter().rev();
+        waiting.extend(included.map(|(name, line)| (folder.join(name), format!("{shown}:{line}:"))));
+    }
+    Ok(policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn included_files_are_read_once_from_the_folder_of_their_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::fs::create_dir(at("sub")).unwrap();
+        std::fs::write(at("a.toml"), "include = ['sub/b.toml', 'c.toml']\nallow = ['a.org']").unwrap();
+        let sub = "include = ['../c.toml', '../a.toml']\nallow = ['b.org']\nstrict-sni = true";
+        std::fs::write(at("sub/b.toml"), sub).unwrap();
+        std::fs::write(at("c.toml"), "deny = ['c.org']\ndefault = 'deny'").unwrap();
+        let policy = read(&at("a.toml")).unwrap();
+        let texts: Vec<_> = policy.rules.iter().map(|rule| rule.text.as_str()).collect();
+        assert_eq!(texts, ["a.org", "b.org", "c.org"]);
+        assert!(policy.strict_sni && policy.default == Some(Action::Deny));
+        assert!(policy.rules[1].origin.ends_with("sub/b.toml:2"), "{}", policy.rules[1].origin);
+    }
+
+    #[test]
+    fn include_that_cannot_be_read_names_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.toml");
+        std::fs::write(&path, "allow = ['a.org']\ninclude = ['missing.toml']").unwrap();
+        let error = format!("{:#}", read(&path).unwrap_err());
+        assert!(error.contains("a.toml:2: ") && error.contains("missing.toml"), "{error}");
+    }
+
+    #[test]
+    fn chain_of_too_many_files_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        for number in 0..=FILES_MAX {
+            let text = format!("include = ['{}.toml']\nallow = ['a.org']", number + 1);
+            std::fs::write(directory.path().join(format!("{number}.toml")), text).unwrap();
+        }
+        let error = read(&directory.path().join("0.toml")).unwrap_err().to_string();
+        assert!(error.contains("at most 64 files"), "{error}");
+    }
 }

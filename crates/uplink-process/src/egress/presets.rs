@@ -10,7 +10,20 @@ macro_rules! presets {
     };
 }
 
-const PRESETS: [(&str, &str); 6] = presets!("pypi", "npm", "crates", "go", "debian", "github");
+const PRESETS: [(&str, &str); 12] = presets!(
+    "pypi",
+    "npm",
+    "crates",
+    "go",
+    "maven",
+    "rubygems",
+    "conda",
+    "debian",
+    "ubuntu",
+    "docker",
+    "github",
+    "huggingface"
+);
 
 /// Returns the parser of a preset's name.
 pub fn parser() -> PossibleValuesParser {

@@ -79,8 +79,7 @@ impl Records {
             return;
         }
         self.written += length;
-        let is_wrong = |c: char| c.is_control() && c != '\n';
-        let lines = lines.replace(is_wrong, "\u{fffd}");
+        let lines = without_controls(lines);
         // The command goes on without its log if the disk is full.
         let _ = log.write_all(lines.as_bytes()).and_then(|()| log.flush());
     }
@@ -102,6 +101,11 @@ impl Records {
         let written = file.set_len(0).and_then(|()| file.rewind());
         let _ = written.and_then(|()| file.write_all(text.as_bytes()));
     }
+}
+
+/// Replaces the control characters of lines, except their ends.
+pub(super) fn without_controls(lines: &str) -> String {
+    lines.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
 /// Opens the log for appending. `-` is standard error: standard output belongs to the command.

@@ -10,6 +10,11 @@
 //!
 //! A word without an end of line may be the first message of another protocol, or the beginning of a request. After a pause
 //! ([`WORD_PASSES_AFTER`]) it is passed, and the bytes behind it are read as before.
+//!
+//! A guest gains nothing by the pause: only characters of a method, or ends of lines, pass by it, and no server acts on those
+//! alone. They stay here and are read again together with what follows, so the server receives the rest of a request, with its
+//! target and host, after the verdict on all of it. A TLS record begins with a byte that is no character of a method, so no part
+//! of a hello passes by a pause.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -40,6 +45,8 @@ pub struct FirstBytes {
     /// Time at which a word is passed.
     pause: Option<Duration>,
     reader: Reader,
+    /// Response to a request that is denied.
+    page: Option<Vec<u8>>,
 }
 
 /// State of the inspection.
@@ -78,6 +85,7 @@ impl FirstBytes {
                 until: None,
                 pause: None,
                 reader: Reader::First,
+                page: None,
             })
         })
     }
@@ -137,6 +145,10 @@ impl FirstBytes {
                 return true;
             };
             if !self.check(&shown) {
+                let is_web = self.to.port() == WEB && matches!(shown, Shown::Http(_));
+                self.page = is_web.then(|| {
+                    self.egress.refusal_page(self.to, &self.allowed, &shown, is_head(&self.all()))
+                });
                 return false;
             }
             self.reader = match &shown {
@@ -185,6 +197,23 @@ impl FirstBytes {
         true
     }
 
+    /// Takes the response to a request that is denied: only a request of HTTP on port 80 gets one.
+    pub fn take_page(&mut self) -> Option<Vec<u8>> {
+        self.page.take()
+    }
+
+    /// Returns the policy that decides.
+    pub fn egress(&self) -> &Arc<Egress> {
+        &self.egress
+    }
+
+    /// Drops all bytes. No more are inspected.
+    pub fn clear(&mut self) {
+        self.egress.release(self.bytes.len() + self.before.len());
+        (self.bytes, self.before, self.passed) = (Vec::new(), Vec::new(), 0);
+        (self.until, self.pause, self.reader) = (None, None, Reader::Done);
+    }
+
     /// Removes bytes that the socket accepted.
     pub fn sent(&mut self, count: usize) {
         let count = count.min(self.passed);
@@ -227,6 +256,15 @@ impl FirstBytes {
     fn check(&self, shown: &Shown) -> bool {
         self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown)
     }
+}
+
+/// Port on which a denied request is answered.
+const WEB: u16 = 80;
+
+/// Returns `true` for a request whose response has no body.
+fn is_head(bytes: &[u8]) -> bool {
+    let start = bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n')).unwrap_or(0);
+    bytes.get(start..).is_some_and(|request| request.starts_with(b"HEAD "))
 }
 
 impl Drop for FirstBytes {

@@ -57,6 +57,7 @@ impl Fixture {
             egress: &None,
             host: &mut host,
             replies: &mut Replies::default(),
+            queries: &mut Vec::new(),
             counters: &self.counters,
             now: self.now,
         };

@@ -117,6 +117,7 @@ impl TcpConnection {
         self.rcv_nxt += 1;
         self.flags.guest_fin = true;
         self.acknowledge_soon(context);
+        self.end_locally();
         // With both directions over, the socket is closed in this round.
         if let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.fin_acked) {
             context.host.shut_down(socket);

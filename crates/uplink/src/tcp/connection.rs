@@ -9,13 +9,17 @@ use core::time::Duration;
 
 use super::backlog::Backlog;
 use super::config::TcpConfig;
+use super::local::LocalStream;
 use super::rto::Rto;
+use super::segment::Segment;
 use super::seq::Seq;
 use super::window::Offer;
 use crate::context::Context;
 use crate::egress::{CarriedBytes, FirstBytes};
 use crate::emit::Ends;
+use crate::flow::FlowKey;
 use crate::host::{Close, Socket};
+use crate::packet::Packet;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
@@ -103,6 +107,8 @@ pub(super) struct TcpConnection {
     pub(super) urgent: Urgent,
     /// First bytes of the guest that wait for a verdict of the egress policy.
     pub(super) first: Option<Box<FirstBytes>>,
+    /// Stream of a connection that the uplink answers itself, in the place of the socket.
+    pub(super) local: Option<Box<LocalStream>>,
     /// Name for which the egress policy allowed the connection.
     pub(super) name: Option<Box<str>>,
     /// Payload bytes from the guest and to it, without retransmissions.
@@ -185,6 +191,7 @@ impl TcpConnection {
             flags: Flags::default(),
             urgent: Urgent::None,
             first: None,
+            local: None,
             name: None,
             bytes: CarriedBytes::default(),
             rcv_nxt: Seq(0),
@@ -216,6 +223,27 @@ impl TcpConnection {
             ends_at: None,
             ip_id: 1,
         }
+    }
+
+    /// Creates the connection for a SYN of the guest.
+    pub(super) fn for_syn(
+        phase: Phase,
+        key: &FlowKey,
+        iss: Seq,
+        packet: &Packet<'_>,
+        (segment, options): (&Segment, &[u8]),
+        context: &Context<'_>,
+    ) -> TcpConnection {
+        let ends = Ends {
+            from_mac: context.config.mac,
+            to_mac: packet.mac,
+            from: packet.destination,
+            to: packet.source,
+        };
+        let ports = (key.remote.port(), key.guest.port());
+        let mut flow = TcpConnection::new(phase, ends, ports, iss, context.now);
+        flow.read_syn(segment, options, context.config.mtu);
+        flow
     }
 
     /// Returns `true` until both ends know of the connection.

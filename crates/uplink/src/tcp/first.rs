@@ -1,7 +1,8 @@
 //! First bytes of a connection under an egress policy: they reach the server only after the verdict.
 //!
 //! The bytes are acknowledged and kept in [`FirstBytes`], because the guest may send no more before it is
-//! answered. A verdict needs at most some kilobytes. A denied connection is reset at both ends.
+//! answered. A verdict needs at most some kilobytes. A denied connection is reset at both ends, but for a request of HTTP on
+//! port 80: the guest gets a page that says why ([`ringfence_policy::refusal`]).
 
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
@@ -76,7 +77,14 @@ impl TcpConnection {
             FirstVerdict::Pass => self.send_first_bytes(first, context),
             FirstVerdict::Deny => {
                 context.counters.egress_hellos_denied.add(1);
-                self.flags.denied = true;
+                let page = first.take_page();
+                let is_answered = page.is_some_and(|page| {
+                    self.replace_by_page(first.egress(), &page, context)
+                });
+                self.flags.denied = !is_answered;
+                if is_answered {
+                    first.clear();
+                }
             }
         }
     }

@@ -19,6 +19,9 @@
 //! A guest's SYN is answered once the host's connection is established, or by a reset if it was refused.
 //! FINs, resets, urgent data and failures are forwarded in both directions, in order with the data.
 //!
+//! Under an egress policy, connections to name servers and denied requests of HTTP have no socket: the uplink answers them
+//! itself (`local`).
+//!
 //! Initial sequence numbers are keyed hashes of addresses and time (RFC 6528). Neither timestamps nor
 //! selective acknowledgements are negotiated: the link to the guest is local and loses nothing by itself.
 //!
@@ -33,6 +36,7 @@ mod backlog;
 pub mod config;
 mod connection;
 mod first;
+mod local;
 mod receive;
 mod reset;
 mod rto;
@@ -233,6 +237,12 @@ impl Tcp {
         let Some(to) = context.open_to(key.remote, Protocol::Tcp) else {
             return reset::refuse(packet, segment, context);
         };
+        if let Some(egress) = context.egress
+            && context.config.access.is_name_server(key.remote)
+            && egress.answers_for(key.remote, context.now)
+        {
+            return self.open_for_names(key, to, egress, packet, (segment, options), context);
+        }
         let (mut first, mut name) = (None, None);
         if let Some(egress) = &context.egress {
             let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
@@ -241,18 +251,11 @@ impl Tcp {
             name = decision.name.as_ref().map(|name| name.as_str().into());
             first = FirstBytes::new(egress, key.remote, decision);
         }
-        let ends = Ends {
-            from_mac: context.config.mac,
-            to_mac: packet.mac,
-            from: packet.destination,
-            to: packet.source,
-        };
         let iss = self.initial_seq(&key, context.now);
-        let ports = (key.remote.port(), key.guest.port());
-        let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
+        let syn = (segment, options);
+        let mut flow = TcpConnection::for_syn(Phase::Connecting, &key, iss, packet, syn, context);
         flow.first = first;
         flow.name = name;
-        flow.read_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {
@@ -486,6 +489,10 @@ impl Tcp {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             let Some((key, flow)) = self.flows.key(id).zip(self.flows.get(id)) else { continue };
+            // The policy in force reads each query.
+            if flow.local.is_some() && context.outward_to(key.remote).is_some() {
+                continue;
+            }
             if !context.may_stay(key.remote, Protocol::Tcp, flow.name.as_deref()) {
                 self.refuse(id, Errno::HOSTUNREACH, context);
             }

@@ -128,7 +128,7 @@ impl TcpConnection {
         self.snd_una = self.snd_nxt;
         self.rto.acknowledged(self.snd_una, context.now);
         self.retransmit_at = None;
-        self.ends_at = None;
+        self.ends_at = self.local.as_ref().map(|_| context.now + super::local::IDLE);
         self.last_heard = context.now;
         let shift = if segment.has(SYN) { 0 } else { self.snd_scale };
         self.snd_wnd = u32::from(segment.window) << shift;
@@ -375,6 +375,9 @@ impl TcpConnection {
         urgent: bool,
         context: &mut Context<'_>,
     ) -> Result<bool, Errno> {
+        if self.local.is_some() {
+            return Ok(self.take_locally(pieces, offered, context));
+        }
         if let Some(mut first) = self.first.take() {
             let all = self.inspect_pieces(&mut first, pieces, offered, context);
             if !first.is_done() || first.held() > 0 {

@@ -171,10 +171,10 @@ impl TcpConnection {
         context: &mut Context<'_>,
     ) -> ControlFlow<Served, u32> {
         let room = self.sendable(from, context);
-        let Some(socket) = self.socket.as_ref().filter(|_| room > 0) else {
+        if room == 0 || self.socket.is_none() && self.local.is_none() {
             self.wait_for_window(context);
             return ControlFlow::Continue(0);
-        };
+        }
         let shape = Shape::of(self, &link.capabilities());
         let room = usize_from(room);
         let count = room.div_ceil(shape.payload).min(frames).min(RESERVE_MAX);
@@ -194,7 +194,7 @@ impl TcpConnection {
         }
         let front = self.snd_una - self.undiscarded;
         let offset = usize_from(from.since(front).unwrap_or(0));
-        let read = context.host.peek(socket, offset, &mut buffers);
+        let read = self.peek(offset, &mut buffers, context);
         drop(buffers);
         let bytes = match read {
             Ok(0) => {
@@ -226,6 +226,20 @@ impl TcpConnection {
             self.flags.readable = self.flags.read_closed || self.urgent == Urgent::Ahead;
         }
         ControlFlow::Continue(bytes)
+    }
+
+    /// Copies bytes for the guest from `offset` on: of the socket, or of the local stream.
+    fn peek(
+        &self,
+        offset: usize,
+        into: &mut [IoSliceMut<'_>],
+        context: &mut Context<'_>,
+    ) -> Result<usize, Errno> {
+        match (&self.local, &self.socket) {
+            (Some(local), _) => local.peek(offset, into),
+            (None, Some(socket)) => context.host.peek(socket, offset, into),
+            (None, None) => Err(Errno::NOTCONN),
+        }
     }
 
     /// Writes the headers of `bytes` payload bytes that are in `slots`.
@@ -344,6 +358,10 @@ impl TcpConnection {
         if self.undiscarded == 0 || (self.undiscarded < at_least && !idle) {
             return Step::Continue(());
         }
+        if let Some(local) = &mut self.local {
+            local.discard(self.undiscarded);
+            self.undiscarded = 0;
+        }
         // Twice, since such a read ends before the urgent mark.
         for _ in 0..2 {
             let Some(socket) = self.socket.as_ref().filter(|_| self.undiscarded > 0) else { break };
@@ -394,6 +412,7 @@ impl TcpConnection {
         if let Some(socket) = self.socket.take() {
             context.host.close(socket, Close::Orderly);
         }
+        self.local = None;
         self.record_end(context);
         self.phase = Phase::TimeWait;
         self.retransmit_at = None;

@@ -13,6 +13,9 @@ impl TcpConnection {
     pub(super) fn on_deadline(&mut self, context: &mut Context<'_>) -> Disposition {
         let now = context.now;
         let is_due = |at: Option<core::time::Duration>| at.is_some_and(|at| at <= now);
+        if is_due(self.ends_at) && self.local.is_some() {
+            return self.abort(context);
+        }
         if is_due(self.ends_at) {
             let how = if self.phase == Phase::TimeWait { Close::Orderly } else { Close::Reset };
             return Disposition::Close(how);

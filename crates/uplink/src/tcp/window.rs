@@ -89,6 +89,13 @@ impl TcpConnection {
     /// the window grew enough to announce it.
     pub(super) fn refresh_window(&mut self, context: &mut Context<'_>) -> bool {
         let is_closed = self.flags.guest_fin || self.backlog.is_some();
+        if let Some(local) = self.local.as_ref().filter(|_| !is_closed) {
+            let field = (local.room() >> self.rcv_scale).min(u16::MAX.into());
+            let edge = self.rcv_nxt + (field << self.rcv_scale);
+            let moves = edge > self.rcv_edge;
+            self.rcv_edge = self.rcv_edge.max(edge);
+            return moves;
+        }
         let Some(socket) = self.socket.as_ref().filter(|_| !is_closed) else { return false };
         // While a large window is mostly open, the guest needs no update, which saves the system call. A guest
         // whose segment was refused does need it.

@@ -120,6 +120,8 @@ pub struct Udp {
     buffer: ReceiveBuffer,
     /// Payload of a packet under inspection.
     scratch: Vec<u8>,
+    /// Answers of name servers that came over TCP, or that are written here.
+    answers: Vec<(FlowKey, Mac, Vec<u8>)>,
     ip_id: u16,
 }
 
@@ -137,6 +139,7 @@ impl Udp {
             block: SendBlock::default(),
             buffer: ReceiveBuffer::default(),
             scratch: Vec::new(),
+            answers: Vec::new(),
             ip_id: 0,
         }
     }

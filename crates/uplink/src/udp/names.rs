@@ -3,6 +3,7 @@
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::partial::never_zero;
 use ringfence_offload::packet::protocol;
+use ringfence_policy::Protocol;
 use ringfence_policy::gate::{QueryEnds, QueryFate};
 
 use super::{Udp, payload_len, to_host};
@@ -10,12 +11,18 @@ use crate::context::Context;
 use crate::egress::Egress;
 use crate::emit::Ends;
 use crate::flow::FlowKey;
-use crate::packet::Packet;
+use crate::packet::{Mac, Packet};
 
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
 
 impl Udp {
+    /// Queues an answer that came over TCP. The next [`Udp::output`] sends it.
+    pub(crate) fn queue_answer(&mut self, ends: QueryEnds, mac: Mac, answer: Vec<u8>) {
+        let key = FlowKey { guest: ends.guest, remote: ends.server };
+        self.answers.push((key, mac, answer));
+    }
+
     /// Handles a query of the guest: forwards it in the form of the policy, or replies.
     pub(super) fn query(
         &mut self,
@@ -29,7 +36,7 @@ impl Udp {
         }
         let mut bytes = Vec::new();
         to_host::append(packet, payload_len(packet), &mut bytes);
-        let ends = QueryEnds { guest: key.guest, server: key.remote };
+        let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
         match egress.query(ends, &bytes, context.now, context.counters) {
             QueryFate::Drop => context.counters.drop_malformed.add(1),
             QueryFate::Reply(reply) => send_reply(&key, packet, &reply, context),

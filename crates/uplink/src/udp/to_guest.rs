@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use ringfence_policy::Protocol;
 use ringfence_policy::gate::QueryEnds;
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
@@ -15,12 +16,14 @@ use rustix::io::Errno;
 use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
+use crate::egress::Answered;
 use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::flow::{FlowId, FlowKey, Origin};
 use crate::fragment::{self, Fields};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
+use crate::name_queries::{NameQuery, QueryClient};
 use crate::packet::{self, HOPS_DEFAULT, Mac, Marks};
 
 /// Maximum of receive calls in one round.
@@ -52,6 +55,7 @@ impl Udp {
         relays: &mut DatagramRelays,
         context: &mut Context<'_>,
     ) -> bool {
+        self.send_queued_answers(link, context);
         for _ in 0..READS {
             let Some(&source) = self.waiting.front() else { return false };
             if !has_room(link) {
@@ -145,27 +149,48 @@ impl Udp {
         let Some(egress) = super::admission::policy_of(key.remote, context) else {
             return self.emit(udp_ends, buffer, datagrams, link, context);
         };
-        let takes = link.capabilities();
-        let headers = udp_ends.ends.header_len() + UDP_LEN - ETHERNET_LEN;
-        let longest = usize::from(takes.mtu).saturating_sub(headers);
         for datagram in datagrams {
             let bytes = buffer.bytes(datagram);
             for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
-                let ends = QueryEnds { guest: key.guest, server: key.remote };
-                let answer = egress.answer(ends, piece.to_vec(), context.now, context.counters);
-                let Some(answer) = answer else { continue };
-                context.counters.udp_datagrams_out.add(1);
-                context.counters.udp_bytes_out.add(answer.len() as u64);
-                self.send_whole(
-                    udp_ends,
-                    (&answer, datagram.class),
-                    longest,
-                    &takes,
-                    link,
-                    context,
-                );
+                let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
+                match egress.answer(ends, piece.to_vec(), context.now, context.counters) {
+                    Answered::Send(answer) => {
+                        self.send_answer(udp_ends, (&answer, datagram.class), link, context);
+                    }
+                    Answered::AskOverTcp(query) => {
+                        let client = QueryClient::Datagram(udp_ends.ends.to_mac);
+                        let server = context.outward_to(key.remote);
+                        context.queries.extend(
+                            server.map(|server| NameQuery { ends, server, query, client }),
+                        );
+                    }
+                    Answered::Nothing => {}
+                }
             }
         }
+    }
+
+    /// Sends the answers that came over TCP.
+    fn send_queued_answers(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) {
+        for (key, mac, answer) in core::mem::take(&mut self.answers) {
+            let ends = UdpEnds::new(&key, mac, context);
+            self.send_answer(&ends, (&answer, 0), link, context);
+        }
+    }
+
+    fn send_answer(
+        &mut self,
+        udp_ends: &UdpEnds,
+        (answer, class): (&[u8], u8),
+        link: &mut dyn GuestLink,
+        context: &mut Context<'_>,
+    ) {
+        let takes = link.capabilities();
+        let headers = udp_ends.ends.header_len() + UDP_LEN - ETHERNET_LEN;
+        let longest = usize::from(takes.mtu).saturating_sub(headers);
+        context.counters.udp_datagrams_out.add(1);
+        context.counters.udp_bytes_out.add(answer.len() as u64);
+        self.send_whole(udp_ends, (answer, class), longest, &takes, link, context);
     }
 
     /// Sends the guest datagrams of a forwarded port or a shared socket. Each client has an association of its own.

@@ -1,4 +1,5 @@
-//! `ringfence policy`: checks policy files, explains verdicts, and replaces the policy of a guest.
+//! `ringfence policy`: checks policy files, explains verdicts, replaces the policy of a guest, and shows its denials and
+//! verdicts.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +11,8 @@ use ringfence_policy::{HostName, Policy, Protocol, Verdict};
 use ringfence_uplink_process::egress::{self, presets};
 
 mod set;
+mod watch;
+mod why;
 
 /// Exit status for a destination that the policy denies.
 const STATUS_DENIED: u8 = 1;
@@ -43,6 +46,27 @@ pub enum PolicyCommand {
         /// The policy file
         file: PathBuf,
     },
+    /// List what the policy of a running guest has denied, the latest first, with the rules that would allow it
+    ///
+    /// The launcher keeps the last 256 destinations until the guest ends. A program in the guest can ask for the verdict on a
+    /// name itself: `dig TXT why.NAME`.
+    #[command(after_help = "Example:\n  ringfence policy why agent --last 5")]
+    Why {
+        /// Name of the guest, or PID of its `ringfence run`
+        guest: String,
+        /// Print only the last N
+        #[arg(long, value_name = "N")]
+        last: Option<usize>,
+        /// Print a JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the verdicts on a running guest as JSON lines until it ends, as `run --egress-log` records them
+    #[command(after_help = "Example:\n  ringfence policy watch agent | jq -r 'select(.verdict == \"deny\") | .allow'")]
+    Watch {
+        /// Name of the guest, or PID of its `ringfence run`
+        guest: String,
+    },
     /// Print the policy file of a preset of `run --policy-preset`, to read it or to write one's own
     #[command(after_help = "Example:\n  ringfence policy preset pypi > mine.toml")]
     Preset {
@@ -75,6 +99,11 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
         PolicyCommand::Set { guest, file } => {
             let rules = set::set(guest, file)?;
             Ok((format!("{guest}: {rules} rules of {}\n", file.display()), 0))
+        }
+        PolicyCommand::Why { guest, last, json } => Ok((why::list(guest, *last, *json)?, 0)),
+        PolicyCommand::Watch { guest } => {
+            watch::print(guest)?;
+            Ok((String::new(), 0))
         }
         PolicyCommand::Preset { name } => Ok((presets::text(name)?.to_owned(), 0)),
     }

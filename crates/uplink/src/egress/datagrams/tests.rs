@@ -7,7 +7,7 @@ use ringfence_policy::quic::testing::{Initial, crypto, first_datagram, hello};
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
 use super::*;
-use crate::egress::PolicyInForce;
+use crate::egress::{Answered, PolicyInForce};
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
@@ -29,7 +29,8 @@ pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
     let rules = vec![allow(rule), allow("b.org:1")];
     let policy = Policy::new(PolicySource { rules, ..PolicySource::default() }).unwrap();
     let egress = Egress::new(policy, None, false);
-    let ends = QueryEnds { guest: (GUEST, 4000).into(), server: ([10, 0, 0, 1], 53).into() };
+    let (guest, server) = ((GUEST, 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends = QueryEnds { guest, server, over: Protocol::Udp };
     let counters = UplinkCounters::default();
     for name in [b'a', b'b'] {
         let question = [&[1, name, 3][..], b"org\0\0\x01\0\x01"].concat();
@@ -38,7 +39,8 @@ pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
         let record = [&b"\xc0\x0c\0\x01\0\x01\0\0\x0e\x10\0\x04"[..], &SHARED.octets()].concat();
         let answer =
             [&sent[..2], b"\x81\x80\0\x01\0\x01\0\0\0\0", &sent[12..12 + question.len()], &record];
-        assert!(egress.answer(ends, answer.concat(), NOW, &counters).is_some());
+        let answered = egress.answer(ends, answer.concat(), NOW, &counters);
+        assert!(matches!(answered, Answered::Send(_)));
     }
     egress
 }

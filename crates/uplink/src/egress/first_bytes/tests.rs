@@ -152,3 +152,35 @@ fn beginning_of_a_hello_does_not_pass_after_a_pause() {
         assert_eq!(first.on_deadline(), FirstVerdict::Deny);
     }
 }
+
+#[test]
+fn only_a_denied_request_of_http_on_port_80_has_a_page() {
+    let page = |port: u16, bytes: &[u8]| {
+        let (egress, to) = (egress("a.org"), SocketAddr::from(([203, 0, 113, 1], port)));
+        let allowed = egress.connect(to, Protocol::Tcp, NOW, &UplinkCounters::default()).unwrap();
+        let mut first = FirstBytes::new(&egress, to, allowed).unwrap();
+        let verdict = first.add(bytes, false, NOW);
+        let page = first.take_page().map(|page| String::from_utf8(page).unwrap());
+        first.clear();
+        assert!(first.is_done() && first.held() == 0 && egress.hold(FIRST_BYTES_HELD_MAX));
+        (verdict, page)
+    };
+    let denied = b"GET / HTTP/1.1\r\nHost: c.org\r\n\r\n";
+    let (verdict, text) = page(80, denied);
+    assert_eq!(verdict, FirstVerdict::Deny);
+    let text = text.unwrap();
+    assert!(text.ends_with("\r\n\r\ndenied c.org, no rule; the host allows it by --allow c.org:80\n"), "{text}");
+    let (_, head) = page(80, b"HEAD / HTTP/1.1\r\nHost: c.org\r\n\r\n");
+    assert!(head.unwrap().ends_with("\r\n\r\n"));
+    for (port, bytes) in [
+        (8080, &denied[..]),
+        (80, &record("c.org")[..]),
+        (443, &record("c.org")[..]),
+        (80, b"GET / HTTP/9.9\r\nHost: c.org\r\n\r\n"),
+        (80, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    ] {
+        assert_eq!(page(port, bytes), (FirstVerdict::Deny, None), "{port}");
+    }
+    let (verdict, none) = page(80, b"GET / HTTP/1.1\r\nHost: a.org\r\n\r\n");
+    assert_eq!((verdict, none), (FirstVerdict::Pass, None));
+}

@@ -78,6 +78,7 @@ macro_rules! context {
             egress: &$egress,
             host: &mut $guest.host,
             replies: &mut $guest.replies,
+            queries: &mut Vec::new(),
             counters: &$guest.counters,
             now: $guest.now,
         }
