@@ -11,14 +11,17 @@
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `package`: Debian packages of the program and the kernel modules ([`package`]); `fresh`, a step: a new Debian system
 //!   ([`fresh`]).
+//! * `book`: the documentation as a site ([`book`]). It and `tidy` read pages by [`markdown`].
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
+mod book;
 mod built;
 mod clients;
 mod context;
 mod fresh;
 mod links;
+mod markdown;
 mod marks;
 mod mutate;
 mod package;
@@ -75,6 +78,10 @@ enum Command {
     Clients(clients::ClientsArgs),
     /// Make Debian packages of the program and of the kernel modules; `--try` installs, uses and removes them
     Package(package::PackageArgs),
+    /// Make a site of docs/, with the manual pages and search, by mdBook; check its links
+    ///
+    /// Without mdBook (`cargo install --locked mdbook`) only the sources of the site are made.
+    Book(book::BookArgs),
     /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
@@ -112,6 +119,8 @@ fn main() -> ExitCode {
             .and_then(|root| clients::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Package(args) => repository_root()
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Book(args) => repository_root()
+            .and_then(|root| book::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm_lab::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {
