@@ -11,9 +11,11 @@
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `package`: Debian packages of the program and the kernel modules ([`package`]); `dist`: archives of the program ([`dist`]);
 //!   both have the files of [`contents`]. `fresh`, a step: a new Debian system ([`fresh`]).
+//! * `book`: the documentation as a site ([`book`]). It and `tidy` read pages by [`markdown`].
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
+mod book;
 mod built;
 mod clients;
 mod contents;
@@ -21,6 +23,7 @@ mod context;
 mod dist;
 mod fresh;
 mod links;
+mod markdown;
 mod marks;
 mod mutate;
 mod new_system;
@@ -82,6 +85,10 @@ enum Command {
     ///
     /// Two runs on one commit make equal bytes. Needs objcopy and strip (binutils), xz, zip, and a static glibc (libc6-dev).
     Dist(dist::DistArgs),
+    /// Make a site of docs/, with the manual pages and search, by mdBook; check its links
+    ///
+    /// Without mdBook (`cargo install --locked mdbook`) only the sources of the site are made.
+    Book(book::BookArgs),
     /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
@@ -121,6 +128,8 @@ fn main() -> ExitCode {
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Dist(args) => repository_root()
             .and_then(|root| dist::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Book(args) => repository_root()
+            .and_then(|root| book::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm_lab::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {

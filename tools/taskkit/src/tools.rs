@@ -50,6 +50,14 @@ pub static CARGO_FUZZ: Tool = Tool {
         install: "cargo install --locked cargo-fuzz",
     },
 };
+/// Maker of the documentation's site.
+pub static MDBOOK: Tool = Tool {
+    name: "mdbook",
+    source: Source::Own {
+        probe: &["mdbook", "--version"],
+        install: "cargo install --locked mdbook",
+    },
+};
 /// Toolchain with the sanitizers that cargo-fuzz needs.
 pub static NIGHTLY: Tool = Tool {
     name: "a nightly toolchain",

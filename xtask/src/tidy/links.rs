@@ -1,24 +1,41 @@
-//! Rule about links in Markdown: a relative link leads to a file, and the index of `docs` has every page.
+//! Rule about links in Markdown: a relative link leads to a file, its anchor to a heading, and the index of `docs` has
+//! every page.
 
-use std::collections::BTreeSet;
-use std::path::{Component, Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::finding::Finding;
 use super::tree::Tree;
+use crate::markdown;
 
 /// Index of the directory `docs`.
 const INDEX: &str = "docs/README.md";
 
-/// Returns findings for links that lead to no file, and for pages that the index lacks.
+/// Returns findings for links that lead to no file or heading, and for pages that the index lacks.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     let mut indexed = BTreeSet::new();
+    let pages: BTreeMap<&Path, BTreeSet<String>> = tree
+        .files
+        .iter()
+        .filter(|(path, _)| is_page(path))
+        .map(|(path, text)| (Path::new(path), markdown::anchors(text)))
+        .collect();
     for (path, text) in tree.files.iter().filter(|(path, _)| is_page(path)) {
-        for (i, line) in text.lines().enumerate() {
-            for link in links(line) {
-                let target = resolve(path, link);
-                if !tree.files.keys().any(|file| Path::new(file).starts_with(&target)) {
-                    findings.push(Finding::at(path, i + 1, format!("`{link}` leads to no file")));
+        for (i, line) in markdown::prose(text) {
+            for link in markdown::links(line) {
+                let (file, anchor) = link.parts();
+                let target = markdown::resolve(path, file);
+                let why = if !tree.files.keys().any(|file| Path::new(file).starts_with(&target)) {
+                    Some("file")
+                } else {
+                    let anchors = anchor.zip(pages.get(target.as_path()));
+                    let is_missing = anchors.is_some_and(|(anchor, all)| !all.contains(anchor));
+                    is_missing.then_some("heading")
+                };
+                if let Some(what) = why {
+                    let message = format!("`{}` leads to no {what}", link.target);
+                    findings.push(Finding::at(path, i + 1, message));
                 }
                 if path == INDEX {
                     indexed.insert(target);
@@ -37,44 +54,28 @@ fn is_page(path: &str) -> bool {
     Path::new(path).extension().is_some_and(|extension| extension == "md")
 }
 
-/// Iterates over the relative links of a line, without their anchors.
-fn links(line: &str) -> impl Iterator<Item = &str> {
-    let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-    let files = targets.filter_map(|target| target.split('#').next());
-    files.filter(|file| !file.is_empty() && !file.contains("://") && !file.contains(' '))
-}
-
-/// Returns the path from the root to which a link of a page leads.
-fn resolve(page: &str, link: &str) -> PathBuf {
-    let mut path = Path::new(page).parent().unwrap_or(Path::new("")).to_owned();
-    for component in Path::new(link).components() {
-        match component {
-            Component::ParentDir if path.pop() => {}
-            Component::CurDir => {}
-            other => path.push(other),
-        }
-    }
-    path
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn link_without_file_and_page_without_link_are_findings() {
-        let readme =
-            "[a](docs/a.md#part) [crates](crates/) [far](https://x.example/y) [here](#here)\n";
+    fn link_without_file_or_heading_and_page_without_link_are_findings() {
+        let readme = "# Here\n[a](docs/a.md#part) [crates](crates/) [far](https://x.example/y) [here](#here)\n";
         let index = ("docs/README.md", "[a](a.md)\n[up](../README.md)\n");
         let sources = ("crates/lib.rs", "");
-        let page = ("docs/a.md", "");
+        let page = ("docs/a.md", "## Part\n");
         let tree = Tree::from_files([("README.md", readme), index, sources, page]);
         assert_eq!(check(&tree), []);
-        let broken = ("docs/a.md", "fine\n[gone](b.md) [above](../../README.md)\n");
+        let broken = ("docs/a.md", "## Part\n[gone](b.md) [above](../../README.md)\n");
         let found = check(&Tree::from_files([("README.md", readme), index, sources, broken]));
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found.iter().all(|finding| finding.starts_with("docs/a.md:2: ")), "{found:?}");
+        let page_without_heading = ("docs/a.md", "# Parts\n");
+        let found =
+            check(&Tree::from_files([("README.md", readme), index, sources, page_without_heading]));
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["README.md:2: `docs/a.md#part` leads to no heading"]);
         let tree = [("README.md", readme), index, sources, page, ("docs/perf/log.md", "")];
         let found = check(&Tree::from_files(tree));
         assert!(matches!(&found[..], [one] if one.to_string().starts_with("docs/perf/log.md: ")));
