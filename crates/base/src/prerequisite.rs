@@ -122,7 +122,7 @@ pub const TUN: Prerequisite = Prerequisite {
     permit: "udev gives it mode 0666; where udev does not run, do so by hand: `chmod 0666 /dev/net/tun` (as root)",
 };
 
-/// ICMP sockets of ordinary users.
+/// Sockets for ICMP that an ordinary user may open.
 pub const PING: Prerequisite = Prerequisite {
     name: "ping",
     title: "ping",
@@ -133,7 +133,7 @@ pub const PING: Prerequisite = Prerequisite {
     permit: "",
 };
 
-/// Ports below 1024.
+/// Ports below 1024, at which an ordinary user may not listen.
 pub const LOW_PORTS: Prerequisite = Prerequisite {
     name: "low-ports",
     title: "ports below 1024",

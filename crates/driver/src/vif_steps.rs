@@ -121,7 +121,8 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
             self.domain.vif_changed(device, vif);
         }
         if vif.backend.rules().get(PENALTIES) > penalties {
-            let why = vif.backend.penalized().unwrap_or("see the driver domain's messages").to_owned();
+            let why =
+                vif.backend.penalized().unwrap_or("see the driver domain's messages").to_owned();
             self.domain.vif_penalized(device, &why);
         }
         life

@@ -142,7 +142,8 @@ impl Cmd {
                     // Processes that it started may hold the pipe open, so its end is not waited for.
                     child.kill()?;
                     let seconds = silence_max.as_secs();
-                    let why = format!("no output for {seconds} s: the test program hung and was killed");
+                    let why =
+                        format!("no output for {seconds} s: the test program hung and was killed");
                     writeln!(out, "{why}")?;
                     run.failures.push(("(a test that did not end)".to_owned(), why));
                     break;

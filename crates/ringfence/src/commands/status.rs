@@ -189,6 +189,7 @@ mod tests {
             disks: vec!["d.img".to_owned()],
             pages: LentPages::Huge,
             filter: "default, families vsock".to_owned(),
+            policy: None,
             since: 0,
             cgroup: None,
             limits: Limits::default(),

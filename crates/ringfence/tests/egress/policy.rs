@@ -378,7 +378,8 @@ fn policy_command_checks_and_explains() {
     let denied = run(&["explain", file, "b.org:443"]);
     assert!(denied.status == Some(1) && denied.stdout.contains("denied, no rule"));
     let more = lab.file("more.toml");
-    std::fs::write(&more, "include = ['p.toml'] # the team's rules\nallow = ['.b.org:80-90']\n").unwrap();
+    std::fs::write(&more, "include = ['p.toml'] # the team's rules\nallow = ['.b.org:80-90']\n")
+        .unwrap();
     let more = more.to_str().unwrap();
     for (destination, is_allowed) in [
         ("a.org:443", true),
@@ -400,6 +401,10 @@ fn policy_command_checks_and_explains() {
         ("::1:80", "write [::1]:80"),
     ] {
         let refused = lab.run(&format!("--allow {rule}"), &["true"]).finish(LONG);
-        assert!(refused.status == Some(125) && refused.stderr.contains(advice), "{}", refused.stderr);
+        assert!(
+            refused.status == Some(125) && refused.stderr.contains(advice),
+            "{}",
+            refused.stderr
+        );
     }
 }

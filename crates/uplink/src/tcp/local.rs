@@ -1,4 +1,4 @@
-//! Connections of the guest that the uplink answers itself, without a socket of the host: queries to name servers over TCP
+//! Stream of a connection that the uplink answers itself: queries to name servers over TCP
 //! ([`name_queries`](crate::name_queries)), and requests of HTTP that the egress policy denies.
 //!
 //! The bytes for the guest are kept until the guest has acknowledged them. All of them, with those of incomplete queries,
@@ -6,29 +6,21 @@
 //! beyond the limit is reset.
 
 use core::net::SocketAddr;
-use core::time::Duration;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
-use ringfence_policy::Protocol;
 use ringfence_policy::dns::QUERY_MAX;
 use ringfence_policy::gate::{QueryEnds, QueryFate};
 use ringfence_sys::numbers::{bounded, usize_from};
 use rustix::io::Errno;
 
-use super::Tcp;
-use super::backlog::gather;
-use super::connection::{Phase, TcpConnection};
-use super::segment::Segment;
+use super::pieces::gather;
 use crate::context::Context;
 use crate::egress::Egress;
-use crate::flow::{FlowId, FlowKey, Origin};
-use crate::host::{Close, Piece};
-use crate::name_queries::{NameQuery, QueryClient, framed};
-use crate::packet::Packet;
+use crate::flow::FlowId;
+use crate::host::Piece;
+use crate::name_query::{NameQuery, QueryClient, framed};
 
-/// Time after which an idle connection is reset.
-pub(super) const IDLE: Duration = Duration::from_secs(30);
 /// Maximum number of bytes of queries that were not read yet: two, with their lengths.
 const ROOM: usize = 2 * (2 + QUERY_MAX);
 /// Window for bytes that nobody reads.
@@ -47,7 +39,8 @@ pub(super) struct LocalStream {
     /// Nothing follows `to_guest`.
     is_complete: bool,
     guest_has_ended: bool,
-    has_failed: bool,
+    /// The connection is to be reset.
+    pub(super) has_failed: bool,
 }
 
 /// Queries of one connection.
@@ -85,7 +78,7 @@ impl LocalStream {
     }
 
     /// Creates a stream that consists of these bytes.
-    fn of_page(egress: &Arc<Egress>, page: &[u8]) -> LocalStream {
+    pub(super) fn of_page(egress: &Arc<Egress>, page: &[u8]) -> LocalStream {
         let mut stream = LocalStream::new(egress, None);
         stream.push(page);
         stream.is_complete = true;
@@ -107,7 +100,12 @@ impl LocalStream {
     }
 
     /// Takes payload of the guest. Returns the number of bytes.
-    fn take(&mut self, pieces: &[Piece<'_>], offered: usize, context: &mut Context<'_>) -> usize {
+    pub(super) fn take(
+        &mut self,
+        pieces: &[Piece<'_>],
+        offered: usize,
+        context: &mut Context<'_>,
+    ) -> usize {
         if self.names.is_none() {
             return offered;
         }
@@ -151,6 +149,25 @@ impl LocalStream {
         }
     }
 
+    /// Adds the answer to a query. `None`: there is none, not even a failure.
+    pub(super) fn answer(&mut self, answer: Option<&[u8]>, context: &mut Context<'_>) {
+        if let Some(names) = &mut self.names {
+            names.asked = names.asked.saturating_sub(1);
+        }
+        match answer {
+            Some(answer) => self.push(&framed(answer)),
+            None => self.has_failed = true,
+        }
+        self.read(context);
+        self.finish();
+    }
+
+    /// Ends the guest's direction.
+    pub(super) fn end(&mut self) {
+        self.guest_has_ended = true;
+        self.finish();
+    }
+
     /// Completes the stream if the guest has ended its own, and no answer is missing.
     fn finish(&mut self) {
         let is_idle = self.names.is_none_or(|names| names.asked == 0);
@@ -158,11 +175,7 @@ impl LocalStream {
     }
 
     /// Copies bytes for the guest from `offset` on. Returns zero at the end of the stream.
-    pub(super) fn peek(
-        &self,
-        offset: usize,
-        into: &mut [IoSliceMut<'_>],
-    ) -> Result<usize, Errno> {
+    pub(super) fn peek(&self, offset: usize, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
         let mut rest = self.to_guest.get(offset..).unwrap_or_default();
         let before = rest.len();
         for slice in into {
@@ -182,118 +195,8 @@ impl LocalStream {
     }
 }
 
-impl Tcp {
-    /// Accepts a connection to a name server: the egress policy reads its queries.
-    pub(super) fn open_for_names(
-        &mut self,
-        key: FlowKey,
-        server: SocketAddr,
-        egress: &Arc<Egress>,
-        packet: &Packet<'_>,
-        syn: (&Segment, &[u8]),
-        context: &mut Context<'_>,
-    ) {
-        let iss = self.initial_seq(&key, context.now);
-        let mut flow = TcpConnection::for_syn(Phase::SynReceived, &key, iss, packet, syn, context);
-        flow.flags.syn_due = true;
-        // Its queries are in the egress record.
-        flow.flags.recorded = true;
-        let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
-        let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Tcp };
-        if let Some(flow) = self.flows.get_mut(id) {
-            flow.local = Some(Box::new(LocalStream::of_names(egress, id, ends, server)));
-        }
-        context.counters.tcp_opened.add(1);
-        self.enqueue(id);
-        self.update_deadline(id, context);
-    }
-
-    /// Hands the answer to a query over TCP to its connection. `None`: the query is no longer known.
-    pub(crate) fn answer_locally(
-        &mut self,
-        id: FlowId,
-        answer: Option<&[u8]>,
-        context: &mut Context<'_>,
-    ) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.answer_locally(answer, context);
-        self.enqueue(id);
-        self.update_deadline(id, context);
-    }
-}
-
 impl Drop for LocalStream {
     fn drop(&mut self) {
         self.egress.release(self.from_guest.len() + self.to_guest.len());
-    }
-}
-
-impl TcpConnection {
-    /// Hands payload of the guest to the local stream. Returns `true` if all of it was taken.
-    pub(super) fn take_locally(
-        &mut self,
-        pieces: &[Piece<'_>],
-        offered: usize,
-        context: &mut Context<'_>,
-    ) -> bool {
-        let Some(local) = &mut self.local else { return false };
-        let taken = local.take(pieces, offered, context);
-        self.flags.denied |= local.has_failed;
-        self.rcv_nxt += bounded(taken, u32::MAX);
-        self.bytes.from_guest += taken as u64;
-        context.counters.tcp_bytes_in.add(taken as u64);
-        self.flags.ack_due |= taken < offered;
-        self.flags.readable = true;
-        self.ends_at = Some(context.now + IDLE);
-        taken == offered
-    }
-
-    /// Adds the answer to a query of the local stream. `None`: there is none, not even a failure.
-    pub(super) fn answer_locally(&mut self, answer: Option<&[u8]>, context: &mut Context<'_>) {
-        let Some(local) = &mut self.local else { return };
-        if let Some(names) = &mut local.names {
-            names.asked = names.asked.saturating_sub(1);
-        }
-        match answer {
-            Some(answer) => local.push(&framed(answer)),
-            None => local.has_failed = true,
-        }
-        local.read(context);
-        local.finish();
-        self.flags.denied |= local.has_failed;
-        self.flags.readable = true;
-        // The window may have been closed.
-        self.flags.ack_due = true;
-        self.ends_at = Some(context.now + IDLE);
-    }
-
-    /// Ends the guest's direction of the local stream.
-    pub(super) fn end_locally(&mut self) {
-        if let Some(local) = &mut self.local {
-            local.guest_has_ended = true;
-            local.finish();
-            self.flags.readable = true;
-        }
-    }
-
-    /// Answers the guest by these bytes instead of the other end, whose connection is reset. Returns `false` if the other
-    /// end has sent something already.
-    pub(super) fn replace_by_page(
-        &mut self,
-        egress: &Arc<Egress>,
-        page: &[u8],
-        context: &mut Context<'_>,
-    ) -> bool {
-        if self.bytes.to_guest > 0 || self.snd_max != self.snd_una || self.undiscarded > 0 {
-            return false;
-        }
-        if let Some(socket) = self.socket.take() {
-            context.host.close(socket, Close::Reset);
-        }
-        self.local = Some(Box::new(LocalStream::of_page(egress, page)));
-        self.flags.readable = true;
-        self.flags.ack_due = true;
-        self.ends_at = Some(context.now + IDLE);
-        true
     }
 }

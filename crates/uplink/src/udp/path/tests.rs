@@ -62,6 +62,7 @@ impl Guest {
             egress: &None,
             host: &mut self.host,
             replies: &mut self.replies,
+            queries: &mut Vec::new(),
             counters: &self.counters,
             now: self.now,
         };
