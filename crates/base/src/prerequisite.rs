@@ -122,7 +122,7 @@ pub const TUN: Prerequisite = Prerequisite {
     permit: "udev gives it mode 0666; where udev does not run, do so by hand: `chmod 0666 /dev/net/tun` (as root)",
 };
 
-/// Sockets for ICMP that an ordinary user may open.
+/// ICMP sockets of ordinary users.
 pub const PING: Prerequisite = Prerequisite {
     name: "ping",
     title: "ping",
@@ -133,7 +133,7 @@ pub const PING: Prerequisite = Prerequisite {
     permit: "",
 };
 
-/// Ports below 1024, at which an ordinary user may not listen.
+/// Ports of the host below 1024.
 pub const LOW_PORTS: Prerequisite = Prerequisite {
     name: "low-ports",
     title: "ports below 1024",
@@ -205,7 +205,7 @@ pub const IO_URING: Prerequisite = Prerequisite {
 /// Block devices at NBD servers.
 pub const NBD: Prerequisite = Prerequisite {
     name: "nbd",
-    title: "disks below /dev (nbd)",
+    title: "disks in /dev (nbd)",
     is_required: false,
     object: "/dev/nbd0",
     without: "disks at the Unix socket RINGFENCE_DISK0",

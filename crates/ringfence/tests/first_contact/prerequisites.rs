@@ -8,18 +8,13 @@ use crate::support::{Lab, MOMENT};
 /// Runs a script as root of a new user namespace, in mount and PID namespaces of its own, and then `ringfence WORDS`.
 /// Returns the only line on standard error.
 fn line_without(lab: &Lab, taken_away: &str, words: &str, status: i32) -> String {
-    let script = format!("{taken_away}; exec {} {words}", lab.program());
-    let words = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "--pid",
-        "--fork",
-        "sh",
-        "-ec",
-        &script,
-    ];
+    line_of(lab, &format!("{taken_away}; exec {} {words}", lab.program()), status)
+}
+
+/// Runs a script as [`line_without`] does. Returns the only line on standard error.
+fn line_of(lab: &Lab, script: &str, status: i32) -> String {
+    let words =
+        ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "sh", "-ec", script];
     let finished = lab.spawn(&words).finish(MOMENT);
     assert_eq!(finished.status, Some(status), "{}", finished.stderr);
     let lines: Vec<&str> = finished.stderr.lines().collect();
@@ -42,6 +37,23 @@ fn run_where_no_user_namespace_may_be_made_names_the_setting() {
         let said = said_without(&lab, &format!("echo 0 > {path}"));
         assert!(said.contains(&format!("`sysctl -w {setting}=10000`")), "{said}");
     }
+}
+
+#[test]
+fn run_where_apparmor_restricts_namespaces_names_the_profile() {
+    require!(Need::Guests, Need::Program("chroot", "coreutils"));
+    let lab = Lab::new();
+    // The kernel refuses user namespaces to a process whose root is not that of its mount namespace.
+    let root = lab.file("root").to_str().unwrap().to_owned();
+    let taken_away = format!(
+        "mount -t tmpfs none /proc/sys/kernel; \
+         echo 1 > /proc/sys/kernel/apparmor_restrict_unprivileged_userns; \
+         mkdir {root}; mount --rbind / {root}; cd /"
+    );
+    let run = format!("{} run -q --uplink none -- true", lab.program());
+    let said = line_of(&lab, &format!("{taken_away}; exec chroot {root} {run}"), 125);
+    assert!(said.contains("kernel.apparmor_restrict_unprivileged_userns is 1"), "{said}");
+    assert!(said.contains("`apparmor_parser -r /etc/apparmor.d/ringfence`"), "{said}");
 }
 
 #[test]
