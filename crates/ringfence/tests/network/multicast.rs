@@ -278,7 +278,7 @@ fn policy_decides_on_addresses_that_multicast_has_found() {
 
 #[test]
 fn published_port_of_a_carried_service_is_refused_with_a_way_out() {
-    let world = world!(Families::Both);
+    let world = world!();
     let refused = world.lone_guest("--multicast mdns -p 5353/udp", "true").finish(MOMENT);
     assert_eq!(refused.status, Some(125), "{}", refused.stderr);
     let said = refused.stderr.replace("\nringfence:   ", " ");
