@@ -199,9 +199,9 @@ impl TcpHost for RealHost {
     fn set_class(&mut self, socket: &Socket, class: u8) {
         self.count();
         let Ok(file) = self.file(socket) else { return };
-        // A socket of IPv6 refuses the first of the two.
-        let _ = sockopt::set_ip_tos(file, class)
-            .or_else(|_| sockopt::set_ipv6_tclass(file, class.into()));
+        // A socket of IPv4 refuses the first of the two. One of IPv6 accepts the other, without an effect.
+        let _ = sockopt::set_ipv6_tclass(file, class.into())
+            .or_else(|_| sockopt::set_ip_tos(file, class));
     }
 
     fn await_room(&mut self, socket: &Socket) {
