@@ -197,7 +197,9 @@ impl Tls {
         let is_end = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
         match self.missing.0.get() {
             Some(()) if is_alert || is_end => ProtocolError::WantsCertificate.into(),
-            None if is_unable(inner) => ProtocolError::NoCommonCipher.into(),
+            None if is_unable(inner) || (is_end && self.session.is_handshaking()) => {
+                ProtocolError::EndedHandshake.into()
+            }
             _ => error,
         }
     }

@@ -181,12 +181,12 @@ pub enum ProtocolError {
          (?tls-certificates=DIRECTORY)"
     )]
     WantsCertificate,
-    /// Server that accepts none of the ciphers, or has no certificate.
+    /// Server that ended the TLS handshake without a reason, or accepts none of the offered ciphers.
     #[error(
-        "the server accepts none of the ciphers with certificates: does it use pre-shared keys (PSK)? Those are \
-         not supported"
+        "the server ended the TLS handshake: does it have pre-shared keys (PSK)? Those are not supported; it needs \
+         a certificate"
     )]
-    NoCommonCipher,
+    EndedHandshake,
     /// Agreement of the server without the size of the disk.
     #[error("the server agreed, but did not say how large the disk is")]
     NoExport,
