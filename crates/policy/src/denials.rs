@@ -177,7 +177,10 @@ mod tests {
             "time": 1.0, "event": "resolve", "verdict": "deny", "name": hostile.name, "reason": "x\u{2066}".repeat(9000),
         })).unwrap());
         let text = text.unwrap();
-        assert!(text.chars().count() <= crate::refusal::TEXT_MAX && !text.contains(['\u{1b}', '\u{202e}', '\n']));
+        assert!(
+            text.chars().count() <= crate::refusal::TEXT_MAX
+                && !text.contains(['\u{1b}', '\u{202e}', '\n'])
+        );
         let record = &denials.latest().next().unwrap().record;
         assert_eq!(record.name.as_deref(), Some("a\u{fffd}[2J\u{fffd}\u{fffd}"));
         assert!(record.reason.chars().count() <= crate::refusal::TEXT_MAX);

@@ -93,8 +93,8 @@ pub fn page(sentence: &str, is_head: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::policy;
     use crate::policy::Cause;
+    use crate::policy::tests::policy;
     use crate::record::Event;
     use crate::rule::Action;
 

@@ -104,7 +104,9 @@ pub enum RuleFault {
     Length,
     #[error(transparent)]
     Name(#[from] NameFault),
-    #[error("a wildcard is `*.` and a name: `*.example.org`; `.example.org` covers the name itself, too")]
+    #[error(
+        "a wildcard is `*.` and a name: `*.example.org`; `.example.org` covers the name itself, too"
+    )]
     Wildcard,
     #[error("this is no IPv6 address")]
     Address,
@@ -120,7 +122,9 @@ pub enum RuleFault {
     Url(String),
     #[error("a name is written in its ASCII form: write {0}")]
     International(String),
-    #[error("the last group could be a port: write [{address}]:{port} for the port, [{address}:{port}] for the address")]
+    #[error(
+        "the last group could be a port: write [{address}]:{port} for the port, [{address}:{port}] for the address"
+    )]
     Ambiguous { address: String, port: String },
     #[error("a port is a number from 1 to 65535; several are `80,443` or `8000-8010`, all are `*`")]
     Port,

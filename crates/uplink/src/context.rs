@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::counters::UplinkCounters;
 use crate::egress::Egress;
 use crate::host::Host;
-use crate::name_queries::NameQuery;
+use crate::name_query::NameQuery;
 use crate::replies::Replies;
 
 /// Parts of the engine outside a protocol's own state.

@@ -92,11 +92,7 @@ impl Egress {
     /// Creates a gate with this policy. `notes` receives events; those that do not fit are lost, and `None` is for
     /// the owner of the queue. With `learns`,
     /// everything is allowed.
-    pub fn new(
-        policy: Policy,
-        notes: Option<NoteQueue>,
-        learns: bool,
-    ) -> Arc<Egress> {
+    pub fn new(policy: Policy, notes: Option<NoteQueue>, learns: bool) -> Arc<Egress> {
         let (gate, recording) = (Gate::new(policy), Recording::All);
         let state = Mutex::new(EgressState { gate, waiting: 0, recording });
         Arc::new(Egress { state, notes, learns })
@@ -287,9 +283,8 @@ impl Egress {
         now: Duration,
         counters: &UplinkCounters,
     ) -> Option<Vec<u8>> {
-        let answered = answer.map(|answer| {
-            self.read_answer((ends, Protocol::Tcp), answer, now, counters)
-        });
+        let answered =
+            answer.map(|answer| self.read_answer((ends, Protocol::Tcp), answer, now, counters));
         match answered {
             Some(Answered::Send(answer)) => Some(answer),
             // The server has closed the connection, or its answer is one to another query.

@@ -54,6 +54,7 @@ pub mod host;
 pub mod icmp;
 pub mod link;
 pub mod name_queries;
+pub mod name_query;
 mod ndp;
 pub mod packet;
 pub mod port_link;

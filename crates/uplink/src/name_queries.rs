@@ -11,19 +11,15 @@
 //!
 //! At most [`QUERIES_MAX`] wait for an answer, each for [`ANSWER_WITHIN`]. A query that fails is answered by SERVFAIL at once.
 
-use core::net::SocketAddr;
 use core::time::Duration;
 use std::io::IoSliceMut;
 
-use ringfence_policy::gate::QueryEnds;
-use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::flow::FlowId;
 use crate::forward::{ForwardId, Reused};
 use crate::host::{Close, OwnerKind, Ready, Socket};
-use crate::packet::Mac;
+use crate::name_query::{NameQuery, framed};
 
 /// Maximum number of queries of an engine that wait for an answer.
 pub const QUERIES_MAX: usize = 32;
@@ -31,25 +27,6 @@ pub const QUERIES_MAX: usize = 32;
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of bytes that are read at once.
 const READ: usize = 16 << 10;
-
-/// Client of a query.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum QueryClient {
-    /// Sender of a datagram, with this hardware address.
-    Datagram(Mac),
-    /// TCP connection of the guest.
-    Stream(FlowId),
-}
-
-/// Query that is to be sent over TCP.
-#[derive(Debug)]
-pub struct NameQuery {
-    pub(crate) ends: QueryEnds,
-    /// The host's address of the server.
-    pub(crate) server: SocketAddr,
-    pub(crate) query: Vec<u8>,
-    pub(crate) client: QueryClient,
-}
 
 /// Query that is over, with its answer if there is one.
 pub(crate) struct AnsweredQuery {
@@ -70,11 +47,6 @@ struct Entry {
 pub(crate) struct NameQueries {
     entries: Reused<Entry>,
     answered: Vec<AnsweredQuery>,
-}
-
-/// Returns a message with its length before it (RFC 1035, 4.2.2).
-pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
-    [&bounded(message.len(), u16::MAX).to_be_bytes()[..], message].concat()
 }
 
 impl NameQueries {

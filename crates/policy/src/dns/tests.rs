@@ -158,7 +158,11 @@ fn name_with_a_pointer_that_does_not_lead_back_is_malformed() {
     for to in [behind, behind + 1, 0x3fff] {
         let mut bytes = answer(&query, &[], &[]);
         let owner = (0xc000 | u16::try_from(to).unwrap()).to_be_bytes();
-        append(&mut bytes, 6, &[&owner[..], b"\0\x01\0\x01\0\0\0\x09\0\x04\x01\x02\x03\x04"].concat());
+        append(
+            &mut bytes,
+            6,
+            &[&owner[..], b"\0\x01\0\x01\0\0\0\x09\0\x04\x01\x02\x03\x04"].concat(),
+        );
         assert_eq!(parsed.read_answer(&mut bytes).unwrap().addresses, None, "{to}");
     }
 }

@@ -94,9 +94,16 @@ fn answer_without_query_pins_nothing() {
     gate.query(ends(), &bytes, NOW);
     let other = QueryEnds { server: "10.0.0.3:53".parse().unwrap(), ..ends() };
     assert_eq!(gate.answer(other, Protocol::Udp, &mut forged, NOW), AnswerFate::Drop);
-    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW + ANSWER_WITHIN), AnswerFate::Drop);
+    assert_eq!(
+        gate.answer(ends(), Protocol::Udp, &mut forged, NOW + ANSWER_WITHIN),
+        AnswerFate::Drop
+    );
     assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW), AnswerFate::Deliver);
-    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut forged, NOW), AnswerFate::Drop, "one answer a query");
+    assert_eq!(
+        gate.answer(ends(), Protocol::Udp, &mut forged, NOW),
+        AnswerFate::Drop,
+        "one answer a query"
+    );
 }
 
 #[test]
@@ -114,19 +121,23 @@ fn question_about_a_name_is_answered_here_unless_a_rule_allows_it() {
         assert!(resolution.name.is_none() && resolution.verdict == Verdict::allow(Cause::Why));
     }
     assert!(matches!(asked(&mut gate, "why.y.org.", RecordType::TXT).fate, QueryFate::Forward(_)));
-    for (host, kind) in [("why.z.org.", RecordType::A), ("z.org.", RecordType::TXT), ("why.", RecordType::TXT)] {
+    for (host, kind) in
+        [("why.z.org.", RecordType::A), ("z.org.", RecordType::TXT), ("why.", RecordType::TXT)]
+    {
         let resolution = asked(&mut gate, host, kind);
         assert!(!resolution.verdict.is_allowed(), "{host}");
     }
     // The longest name.
-    let long = format!("why.{}.{}.{}.{}.", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(57));
+    let long =
+        format!("why.{}.{}.{}.{}.", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(57));
     let QueryFate::Reply(reply) = asked(&mut gate, &long, RecordType::TXT).fate else { panic!() };
     assert!(Message::from_vec(&reply).unwrap().answers.len() == 1 && reply.len() < 1232);
 }
 
 /// Returns an answer to a query with `count` addresses.
 fn long_answer(sent: &[u8], count: u32) -> Vec<u8> {
-    let ips: Vec<String> = (0..count).map(|n| core::net::Ipv4Addr::from_bits(0xcb00_7100 + n).to_string()).collect();
+    let ips: Vec<String> =
+        (0..count).map(|n| core::net::Ipv4Addr::from_bits(0xcb00_7100 + n).to_string()).collect();
     let records: Vec<_> = ips.iter().map(|ip| ("a.org.", 300, ip.as_str())).collect();
     answer(sent, &records, &[])
 }
@@ -156,7 +167,10 @@ fn query_without_an_answer_over_tcp_fails_at_once() {
     let reply = gate.fail(ends(), &sent).unwrap();
     assert_eq!(reply[3] & 0xf, Code::ServFail as u8);
     assert_eq!(gate.fail(ends(), &sent), None);
-    assert_eq!(gate.answer(ends(), Protocol::Udp, &mut long_answer(&sent, 1), NOW), AnswerFate::Drop);
+    assert_eq!(
+        gate.answer(ends(), Protocol::Udp, &mut long_answer(&sent, 1), NOW),
+        AnswerFate::Drop
+    );
 }
 
 #[test]
@@ -167,7 +181,9 @@ fn answer_longer_than_the_guest_accepts_makes_it_ask_over_tcp() {
     sent[11] = 1;
     sent.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
     let bare = query("a.org.", RecordType::A, 7);
-    for (sent, count, fits) in [(&sent, 70, true), (&sent, 80, false), (&bare, 80, true), (&bare, 300, false)] {
+    for (sent, count, fits) in
+        [(&sent, 70, true), (&sent, 80, false), (&bare, 80, true), (&bare, 300, false)]
+    {
         gate.query(ends(), sent, NOW);
         let fate = gate.answer(ends(), Protocol::Udp, &mut long_answer(&bare, count), NOW);
         match fate {

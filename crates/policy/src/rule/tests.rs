@@ -95,7 +95,9 @@ fn error_says_what_to_write_instead() {
     }
     assert!(error("https:///x").contains("the name alone"));
     assert!(error("a.example/path").contains("no path"));
-    for unambiguous in ["::1", "2001:db8::1", "1:2:3:4:5:6:7:8", "::1:80/128", "::1:beef", "[::1:80]"] {
+    for unambiguous in
+        ["::1", "2001:db8::1", "1:2:3:4:5:6:7:8", "::1:80/128", "::1:beef", "[::1:80]"]
+    {
         assert!(unambiguous.parse::<Rule>().is_ok(), "{unambiguous}");
     }
 }

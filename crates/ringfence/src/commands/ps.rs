@@ -119,7 +119,8 @@ fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
 }
 
 fn table(rows: &[Row], now: Duration) -> String {
-    let head = ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "POLICY", "COMMAND"];
+    let head =
+        ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "POLICY", "COMMAND"];
     let mut lines = vec![head.map(str::to_owned)];
     for Row { pid, memory, guest, .. } in rows {
         let command = guest.command.join(" ");
@@ -254,7 +255,17 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         assert_eq!(lines[0].find("COMMAND"), lines[1].find("python3"));
-        let parts = ["web", "-", "7", "2 h", "3 MiB", "10.0.2.15/24", "8080:80", "3 rules  ", "x\u{fffd}[2J"];
+        let parts = [
+            "web",
+            "-",
+            "7",
+            "2 h",
+            "3 MiB",
+            "10.0.2.15/24",
+            "8080:80",
+            "3 rules  ",
+            "x\u{fffd}[2J",
+        ];
         for part in parts {
             assert!(lines[1].contains(part), "{part}: {}", lines[1]);
         }

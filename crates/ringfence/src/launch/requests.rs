@@ -10,9 +10,9 @@ use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
-use super::{egress, filter};
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::inherited;
+use super::{egress, filter};
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use ringfence_guest::ToGuest;

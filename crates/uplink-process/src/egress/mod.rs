@@ -145,7 +145,8 @@ pub fn read(path: &Path) -> anyhow::Result<PolicySource> {
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let included = part.includes.into_iter().rev();
-        waiting.extend(included.map(|(name, line)| (folder.join(name), format!("{shown}:{line}:"))));
+        waiting
+            .extend(included.map(|(name, line)| (folder.join(name), format!("{shown}:{line}:"))));
     }
     Ok(policy)
 }
@@ -159,7 +160,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::create_dir(at("sub")).unwrap();
-        std::fs::write(at("a.toml"), "include = ['sub/b.toml', 'c.toml']\nallow = ['a.org']").unwrap();
+        std::fs::write(at("a.toml"), "include = ['sub/b.toml', 'c.toml']\nallow = ['a.org']")
+            .unwrap();
         let sub = "include = ['../c.toml', '../a.toml']\nallow = ['b.org']\nstrict-sni = true";
         std::fs::write(at("sub/b.toml"), sub).unwrap();
         std::fs::write(at("c.toml"), "deny = ['c.org']\ndefault = 'deny'").unwrap();

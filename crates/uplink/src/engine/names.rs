@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use super::Uplink;
 use crate::context::Context;
-use crate::name_queries::{AnsweredQuery, QueryClient};
+use crate::name_queries::AnsweredQuery;
+use crate::name_query::QueryClient;
 
 impl Uplink {
     /// Sends queries to name servers over TCP, and hands their answers to the guest. Returns `true` if there are answers for

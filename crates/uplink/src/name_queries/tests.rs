@@ -1,12 +1,14 @@
-use core::net::Ipv4Addr;
+use core::net::{Ipv4Addr, SocketAddr};
 
 use ringfence_policy::Protocol;
+use ringfence_policy::gate::QueryEnds;
 
 use super::*;
 use crate::config::Config;
 use crate::counters::UplinkCounters;
 use crate::host::Host;
 use crate::host::scripted::{REFUSES, SILENT, ScriptedHost};
+use crate::name_query::QueryClient;
 use crate::replies::Replies;
 
 const NOW: Duration = Duration::from_secs(1000);
@@ -83,7 +85,9 @@ fn server_that_refuses_or_is_silent_ends_the_query() {
     fixture.start(SILENT, b"query");
     assert_eq!(fixture.settle(), []);
     assert_eq!(fixture.queries.deadline(), Some(NOW + ANSWER_WITHIN));
-    fixture.queries.run_timers(&mut context!(fixture, NOW + ANSWER_WITHIN - Duration::from_millis(1)));
+    fixture
+        .queries
+        .run_timers(&mut context!(fixture, NOW + ANSWER_WITHIN - Duration::from_millis(1)));
     assert_eq!(fixture.settle(), []);
     fixture.queries.run_timers(&mut context!(fixture, NOW + ANSWER_WITHIN));
     assert_eq!(fixture.settle(), [None]);

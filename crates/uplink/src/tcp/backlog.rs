@@ -16,6 +16,7 @@ use ringfence_sys::numbers::{bounded, usize_from};
 use rustix::io::Errno;
 
 use super::connection::TcpConnection;
+use super::pieces::gather;
 use crate::context::Context;
 use crate::host::Piece;
 
@@ -120,29 +121,6 @@ impl TcpConnection {
         self.end_locally();
         if let Some(socket) = &self.socket {
             context.host.shut_down(socket);
-        }
-    }
-}
-
-/// Appends a range of the bytes of all pieces to `bytes`.
-pub(super) fn gather(pieces: &[Piece<'_>], range: Range<usize>, bytes: &mut Vec<u8>) {
-    let mut before = 0;
-    for piece in pieces {
-        let skip = range.start.saturating_sub(before).min(piece.len);
-        let take = range.end.saturating_sub(before).min(piece.len);
-        let (start, end) = (piece.start + skip, piece.start + take);
-        let mut at = 0;
-        for part in piece.frame.pieces() {
-            let from = start.saturating_sub(at).min(part.len());
-            let to = end.saturating_sub(at).min(part.len());
-            if from < to {
-                part.for_each_piece_of(from..to, |some| bytes.extend_from_slice(some));
-            }
-            at += part.len();
-        }
-        before += piece.len;
-        if before >= range.end {
-            break;
         }
     }
 }

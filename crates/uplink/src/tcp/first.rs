@@ -7,8 +7,8 @@
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
-use super::backlog::gather;
 use super::connection::TcpConnection;
+use super::pieces::gather;
 use crate::context::Context;
 use crate::egress::{FirstBytes, FirstVerdict};
 use crate::host::Piece;
@@ -78,9 +78,8 @@ impl TcpConnection {
             FirstVerdict::Deny => {
                 context.counters.egress_hellos_denied.add(1);
                 let page = first.take_page();
-                let is_answered = page.is_some_and(|page| {
-                    self.replace_by_page(first.egress(), &page, context)
-                });
+                let is_answered =
+                    page.is_some_and(|page| self.replace_by_page(first.egress(), &page, context));
                 self.flags.denied = !is_answered;
                 if is_answered {
                     first.clear();

@@ -37,6 +37,8 @@ pub mod config;
 mod connection;
 mod first;
 mod local;
+mod local_stream;
+mod pieces;
 mod receive;
 mod reset;
 mod rto;

@@ -22,7 +22,7 @@ use crate::flow::{FlowId, FlowKey, Origin};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
-use crate::name_queries::{NameQuery, QueryClient};
+use crate::name_query::{NameQuery, QueryClient};
 use crate::packet::Mac;
 
 /// Maximum of receive calls in one round.
@@ -153,9 +153,12 @@ impl Udp {
                     Answered::AskOverTcp(query) => {
                         let client = QueryClient::Datagram(udp_ends.ends.to_mac);
                         let server = context.outward_to(key.remote);
-                        context.queries.extend(
-                            server.map(|server| NameQuery { ends, server, query, client }),
-                        );
+                        context.queries.extend(server.map(|server| NameQuery {
+                            ends,
+                            server,
+                            query,
+                            client,
+                        }));
                     }
                     Answered::Nothing => {}
                 }

@@ -62,7 +62,9 @@ pub enum PolicyCommand {
         json: bool,
     },
     /// Print the verdicts on a running guest as JSON lines until it ends, as `run --egress-log` records them
-    #[command(after_help = "Example:\n  ringfence policy watch agent | jq -r 'select(.verdict == \"deny\") | .allow'")]
+    #[command(
+        after_help = "Example:\n  ringfence policy watch agent | jq -r 'select(.verdict == \"deny\") | .allow'"
+    )]
     Watch {
         /// Name of the guest, or PID of its `ringfence run`
         guest: String,

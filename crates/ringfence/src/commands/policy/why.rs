@@ -43,7 +43,8 @@ pub(super) fn list(guest: &str, last: Option<usize>, json: bool) -> anyhow::Resu
 /// Describes denials, one after the other.
 fn text(denials: &[Denial], now: f64) -> String {
     let mut text = String::new();
-    let ago = |time: f64| age(Duration::try_from_secs_f64(now - time).unwrap_or_default().as_secs());
+    let ago =
+        |time: f64| age(Duration::try_from_secs_f64(now - time).unwrap_or_default().as_secs());
     for denial in denials {
         let Denial { record, count, first, last } = denial;
         let times = match count {

@@ -169,7 +169,10 @@ fn only_a_denied_request_of_http_on_port_80_has_a_page() {
     let (verdict, text) = page(80, denied);
     assert_eq!(verdict, FirstVerdict::Deny);
     let text = text.unwrap();
-    assert!(text.ends_with("\r\n\r\ndenied c.org, no rule; the host allows it by --allow c.org:80\n"), "{text}");
+    assert!(
+        text.ends_with("\r\n\r\ndenied c.org, no rule; the host allows it by --allow c.org:80\n"),
+        "{text}"
+    );
     let (_, head) = page(80, b"HEAD / HTTP/1.1\r\nHost: c.org\r\n\r\n");
     assert!(head.unwrap().ends_with("\r\n\r\n"));
     for (port, bytes) in [
