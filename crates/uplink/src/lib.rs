@@ -54,7 +54,7 @@ pub mod host;
 pub mod icmp;
 pub mod link;
 pub mod name_queries;
-mod name_query;
+pub mod name_query;
 mod ndp;
 pub mod packet;
 pub mod port_link;

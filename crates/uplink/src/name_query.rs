@@ -1,4 +1,4 @@
-//! Query to a name server that is to be sent over TCP, and its client.
+//! Query of the guest to a name server that goes out over TCP ([`name_queries`](crate::name_queries)).
 
 use core::net::SocketAddr;
 

@@ -376,7 +376,7 @@ impl<'a> GuestProcesses<'a> {
         let RunningProcess { domain, state } = self.uplink.running_mut()?;
         let next = || domain.report().map(|(message, _)| message);
         let message = state.egress.take(next);
-        if state.egress.has_pending() {
+        if state.egress.has_reports() {
             self.report_denials();
         }
         if let Some(message) = message {

@@ -83,7 +83,7 @@ impl GuestEgress {
     }
 
     /// Returns `true` if there is something to take: sentences, or lines of verdicts.
-    pub fn has_pending(&self) -> bool {
+    pub fn has_reports(&self) -> bool {
         !self.sentences.is_empty() || self.watched.as_ref().is_some_and(|lines| !lines.is_empty())
     }
 

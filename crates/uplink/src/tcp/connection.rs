@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use super::backlog::Backlog;
 use super::config::TcpConfig;
-use super::local::LocalStream;
+use super::local_stream::LocalStream;
 use super::rto::Rto;
 use super::segment::Segment;
 use super::seq::Seq;

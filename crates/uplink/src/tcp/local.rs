@@ -1,202 +1,120 @@
-//! Stream of a connection that the uplink answers itself: queries to name servers over TCP
+//! Connections of the guest that the uplink answers itself, without a socket of the host: queries to name servers over TCP
 //! ([`name_queries`](crate::name_queries)), and requests of HTTP that the egress policy denies.
-//!
-//! The bytes for the guest are kept until the guest has acknowledged them. All of them, with those of incomplete queries,
-//! count as first bytes that wait for a verdict ([`FIRST_BYTES_HELD_MAX`](crate::egress::FIRST_BYTES_HELD_MAX)); a connection
-//! beyond the limit is reset.
 
 use core::net::SocketAddr;
-use std::io::IoSliceMut;
 use std::sync::Arc;
 
-use ringfence_policy::dns::QUERY_MAX;
-use ringfence_policy::gate::{QueryEnds, QueryFate};
-use ringfence_sys::numbers::{bounded, usize_from};
-use rustix::io::Errno;
+use ringfence_policy::Protocol;
+use ringfence_policy::gate::QueryEnds;
+use ringfence_sys::numbers::bounded;
 
-use super::pieces::gather;
+use super::Tcp;
+use super::connection::{Phase, TcpConnection};
+use super::local_stream::{IDLE, LocalStream};
+use super::segment::Segment;
 use crate::context::Context;
 use crate::egress::Egress;
-use crate::flow::FlowId;
-use crate::host::Piece;
-use crate::name_query::{NameQuery, QueryClient, framed};
+use crate::flow::{FlowId, FlowKey, Origin};
+use crate::host::{Close, Piece};
+use crate::packet::Packet;
 
-/// Maximum number of bytes of queries that were not read yet: two, with their lengths.
-const ROOM: usize = 2 * (2 + QUERY_MAX);
-/// Window for bytes that nobody reads.
-const IGNORED: usize = 64 << 10;
-/// Maximum number of queries of a connection that wait for an answer. Later ones are read when there is one.
-const ASKED_MAX: usize = 8;
-
-/// Stream of a connection that has no socket.
-#[derive(Debug)]
-pub(super) struct LocalStream {
-    egress: Arc<Egress>,
-    /// Queries that it carries. `None`: the bytes of the guest are ignored.
-    names: Option<Names>,
-    from_guest: Vec<u8>,
-    to_guest: Vec<u8>,
-    /// Nothing follows `to_guest`.
-    is_complete: bool,
-    guest_has_ended: bool,
-    /// The connection is to be reset.
-    pub(super) has_failed: bool,
-}
-
-/// Queries of one connection.
-#[derive(Clone, Copy, Debug)]
-struct Names {
-    id: FlowId,
-    ends: QueryEnds,
-    /// The host's address of the server.
-    server: SocketAddr,
-    /// Number of queries that wait for an answer.
-    asked: usize,
-}
-
-impl LocalStream {
-    fn new(egress: &Arc<Egress>, names: Option<Names>) -> LocalStream {
-        LocalStream {
-            egress: Arc::clone(egress),
-            names,
-            from_guest: Vec::new(),
-            to_guest: Vec::new(),
-            is_complete: false,
-            guest_has_ended: false,
-            has_failed: false,
-        }
-    }
-
-    /// Creates the stream of a connection to a name server.
-    pub(super) fn of_names(
-        egress: &Arc<Egress>,
-        id: FlowId,
-        ends: QueryEnds,
+impl Tcp {
+    /// Accepts a connection to a name server: the egress policy reads its queries.
+    pub(super) fn open_for_names(
+        &mut self,
+        key: FlowKey,
         server: SocketAddr,
-    ) -> LocalStream {
-        LocalStream::new(egress, Some(Names { id, ends, server, asked: 0 }))
-    }
-
-    /// Creates a stream that consists of these bytes.
-    pub(super) fn of_page(egress: &Arc<Egress>, page: &[u8]) -> LocalStream {
-        let mut stream = LocalStream::new(egress, None);
-        stream.push(page);
-        stream.is_complete = true;
-        stream
-    }
-
-    /// Returns the number of bytes that the guest may send.
-    pub(super) fn room(&self) -> u32 {
-        let room = if self.names.is_some() { ROOM - self.from_guest.len() } else { IGNORED };
-        bounded(room, u32::MAX)
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        if self.egress.hold(bytes.len()) {
-            self.to_guest.extend_from_slice(bytes);
-        } else {
-            self.has_failed = true;
+        egress: &Arc<Egress>,
+        packet: &Packet<'_>,
+        syn: (&Segment, &[u8]),
+        context: &mut Context<'_>,
+    ) {
+        let iss = self.initial_seq(&key, context.now);
+        let mut flow = TcpConnection::for_syn(Phase::SynReceived, &key, iss, packet, syn, context);
+        flow.flags.syn_due = true;
+        // Its queries are in the egress record.
+        flow.flags.recorded = true;
+        let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
+        let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Tcp };
+        if let Some(flow) = self.flows.get_mut(id) {
+            flow.local = Some(Box::new(LocalStream::of_names(egress, id, ends, server)));
         }
+        context.counters.tcp_opened.add(1);
+        self.enqueue(id);
+        self.update_deadline(id, context);
     }
 
-    /// Takes payload of the guest. Returns the number of bytes.
-    pub(super) fn take(
+    /// Hands the answer to a query over TCP to its connection. `None`: the query is no longer known.
+    pub(crate) fn answer_locally(
+        &mut self,
+        id: FlowId,
+        answer: Option<&[u8]>,
+        context: &mut Context<'_>,
+    ) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.answer_locally(answer, context);
+        self.enqueue(id);
+        self.update_deadline(id, context);
+    }
+}
+
+impl TcpConnection {
+    /// Hands payload of the guest to the local stream. Returns `true` if all of it was taken.
+    pub(super) fn take_locally(
         &mut self,
         pieces: &[Piece<'_>],
         offered: usize,
         context: &mut Context<'_>,
-    ) -> usize {
-        if self.names.is_none() {
-            return offered;
-        }
-        let taken = offered.min(ROOM - self.from_guest.len());
-        if self.egress.hold(taken) {
-            gather(pieces, 0..taken, &mut self.from_guest);
-        } else {
-            self.has_failed = true;
-        }
-        self.read(context);
-        taken
+    ) -> bool {
+        let Some(local) = &mut self.local else { return false };
+        let taken = local.take(pieces, offered, context);
+        self.flags.denied |= local.has_failed();
+        self.rcv_nxt += bounded(taken, u32::MAX);
+        self.bytes.from_guest += taken as u64;
+        context.counters.tcp_bytes_in.add(taken as u64);
+        self.flags.ack_due |= taken < offered;
+        self.flags.readable = true;
+        self.ends_at = Some(context.now + IDLE);
+        taken == offered
     }
 
-    /// Reads the queries that are complete.
-    fn read(&mut self, context: &mut Context<'_>) {
-        while let Some(names) = self.names.as_mut().filter(|names| names.asked < ASKED_MAX)
-            && let [high, low, rest @ ..] = &self.from_guest[..]
-        {
-            let length = usize::from(u16::from_be_bytes([*high, *low]));
-            if length > QUERY_MAX {
-                self.has_failed = true;
-                return;
-            }
-            let Some(query) = rest.get(..length) else { return };
-            let fate = self.egress.query(names.ends, query, context.now, context.counters);
-            self.egress.release(2 + length);
-            self.from_guest.drain(..2 + length);
-            match fate {
-                QueryFate::Reply(reply) => self.push(&framed(&reply)),
-                QueryFate::Drop => self.has_failed = true,
-                QueryFate::Forward(query) => {
-                    names.asked += 1;
-                    let (ends, server, client) =
-                        (names.ends, names.server, QueryClient::Stream(names.id));
-                    context.queries.push(NameQuery { ends, server, query, client });
-                }
-            }
-            if self.has_failed {
-                return;
-            }
+    /// Adds the answer to a query of the local stream. `None`: there is none, not even a failure.
+    pub(super) fn answer_locally(&mut self, answer: Option<&[u8]>, context: &mut Context<'_>) {
+        let Some(local) = &mut self.local else { return };
+        local.answer(answer, context);
+        self.flags.denied |= local.has_failed();
+        self.flags.readable = true;
+        // The window may have been closed.
+        self.flags.ack_due = true;
+        self.ends_at = Some(context.now + IDLE);
+    }
+
+    /// Ends the guest's direction of the local stream.
+    pub(super) fn end_locally(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.end_guest();
+            self.flags.readable = true;
         }
     }
 
-    /// Adds the answer to a query. `None`: there is none, not even a failure.
-    pub(super) fn answer(&mut self, answer: Option<&[u8]>, context: &mut Context<'_>) {
-        if let Some(names) = &mut self.names {
-            names.asked = names.asked.saturating_sub(1);
+    /// Answers the guest by these bytes instead of the other end, whose connection is reset. Returns `false` if the other
+    /// end has sent something already.
+    pub(super) fn replace_by_page(
+        &mut self,
+        egress: &Arc<Egress>,
+        page: &[u8],
+        context: &mut Context<'_>,
+    ) -> bool {
+        if self.bytes.to_guest > 0 || self.snd_max != self.snd_una || self.undiscarded > 0 {
+            return false;
         }
-        match answer {
-            Some(answer) => self.push(&framed(answer)),
-            None => self.has_failed = true,
+        if let Some(socket) = self.socket.take() {
+            context.host.close(socket, Close::Reset);
         }
-        self.read(context);
-        self.finish();
-    }
-
-    /// Ends the guest's direction.
-    pub(super) fn end(&mut self) {
-        self.guest_has_ended = true;
-        self.finish();
-    }
-
-    /// Completes the stream if the guest has ended its own, and no answer is missing.
-    fn finish(&mut self) {
-        let is_idle = self.names.is_none_or(|names| names.asked == 0);
-        self.is_complete |= self.guest_has_ended && is_idle;
-    }
-
-    /// Copies bytes for the guest from `offset` on. Returns zero at the end of the stream.
-    pub(super) fn peek(&self, offset: usize, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
-        let mut rest = self.to_guest.get(offset..).unwrap_or_default();
-        let before = rest.len();
-        for slice in into {
-            let (now, later) = rest.split_at(slice.len().min(rest.len()));
-            slice[..now.len()].copy_from_slice(now);
-            rest = later;
-        }
-        let copied = before - rest.len();
-        if copied == 0 && !self.is_complete { Err(Errno::AGAIN) } else { Ok(copied) }
-    }
-
-    /// Removes bytes that the guest has acknowledged.
-    pub(super) fn discard(&mut self, count: u32) {
-        let count = usize_from(count).min(self.to_guest.len());
-        self.to_guest.drain(..count);
-        self.egress.release(count);
-    }
-}
-
-impl Drop for LocalStream {
-    fn drop(&mut self) {
-        self.egress.release(self.from_guest.len() + self.to_guest.len());
+        self.local = Some(Box::new(LocalStream::of_page(egress, page)));
+        self.flags.readable = true;
+        self.flags.ack_due = true;
+        self.ends_at = Some(context.now + IDLE);
+        true
     }
 }

@@ -37,7 +37,7 @@ pub mod config;
 mod connection;
 mod first;
 mod local;
-mod local_connection;
+mod local_stream;
 mod pieces;
 mod receive;
 mod reset;

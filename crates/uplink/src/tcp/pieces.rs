@@ -1,4 +1,4 @@
-//! Copies of the guest's payload, which lies in several frames.
+//! Payload of the guest in parts of frames.
 
 use core::ops::Range;
 

@@ -128,7 +128,7 @@ impl TcpConnection {
         self.snd_una = self.snd_nxt;
         self.rto.acknowledged(self.snd_una, context.now);
         self.retransmit_at = None;
-        self.ends_at = self.local.as_ref().map(|_| context.now + super::local_connection::IDLE);
+        self.ends_at = self.local.as_ref().map(|_| context.now + super::local_stream::IDLE);
         self.last_heard = context.now;
         let shift = if segment.has(SYN) { 0 } else { self.snd_scale };
         self.snd_wnd = u32::from(segment.window) << shift;
