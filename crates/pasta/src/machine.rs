@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
 use super::greeting::Greeting;
+use super::machine_status::MachineCard;
 use ringfence_uplink_process::link::{LinkOrder, Transport};
 
 /// Number of sockets that are tried without --socket.
@@ -40,6 +41,8 @@ pub(crate) struct Endpoint {
     /// Set if the session ends with the first client.
     pub(crate) one_off: bool,
     pub(crate) transport: Transport,
+    /// Socket at which the state of the card is read.
+    pub(crate) status_socket: Option<PathBuf>,
 }
 
 /// Open endpoint, ready for the uplink.
@@ -69,6 +72,16 @@ impl Endpoint {
         }
     }
 
+    /// Creates the record of the card's state, and its socket.
+    pub(crate) fn card(&self) -> anyhow::Result<MachineCard> {
+        let link = match self.transport {
+            Transport::Stream => "stream",
+            Transport::VhostUser(_) => "vhost-user",
+            Transport::Datagram => "datagram",
+        };
+        MachineCard::new(self.status_socket.as_deref(), link)
+    }
+
     /// Takes the inherited descriptor, or creates the socket.
     pub(crate) fn open(&self) -> anyhow::Result<OpenEndpoint> {
         let &Endpoint { one_off, transport, .. } = self;
@@ -96,7 +109,7 @@ fn take_connected(fd: RawFd, transport: Transport) -> anyhow::Result<OwnedFd> {
     let socket = take_inherited(fd).context("it must be inherited, and no standard stream")?;
     let (wanted, name) = match transport {
         Transport::Datagram => (SocketType::DGRAM, "datagram"),
-        Transport::Stream | Transport::VhostUser => (SocketType::STREAM, "stream"),
+        Transport::Stream | Transport::VhostUser(_) => (SocketType::STREAM, "stream"),
     };
     let is_wanted = sockopt::socket_type(&socket).is_ok_and(|kind| kind == wanted);
     if !is_wanted || rustix::net::getpeername(&socket).is_err() {
@@ -127,7 +140,7 @@ fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)
     // Another kind of file is left alone: binding fails.
     if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
         let found = match transport {
-            Transport::Stream | Transport::VhostUser => UnixStream::connect(path).map(drop),
+            Transport::Stream | Transport::VhostUser(_) => UnixStream::connect(path).map(drop),
             Transport::Datagram => UnixDatagram::unbound()?.connect(path),
         };
         match found {
@@ -146,7 +159,7 @@ fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)
         }
     }
     let socket: OwnedFd = match transport {
-        Transport::Stream | Transport::VhostUser => bind(path)?.into(),
+        Transport::Stream | Transport::VhostUser(_) => bind(path)?.into(),
         Transport::Datagram => {
             let socket = for_user_alone(|| UnixDatagram::bind(path))?;
             socket.set_nonblocking(true)?;

@@ -8,12 +8,13 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 
 use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
+use super::values::PoolArg;
 use crate::forward_spec::PastaForwardSpec;
-use ringfence_uplink_process::link::Transport;
+use ringfence_uplink_process::link::{PoolOrder, Transport};
 
 /// Options of pasta, about namespaces: name in the parser, long name.
 pub(crate) const OF_PASTA: &[(&str, &str)] = &[
@@ -57,6 +58,9 @@ Examples:
         -machine memory-backend=m -chardev socket,id=c,path=/tmp/vm.socket \\
         -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n
 
+  The same with nothing lent but a pool of 64 MiB (docs/vhost-user.md):
+    ringfence passt --vhost-user --require-pool 64M --socket /tmp/vm.socket
+
   vfkit and libkrun (krun_add_net_unixgram):
     ringfence passt --vfkit --socket /tmp/vm.socket
     vfkit ... --device virtio-net,unixSocketPath=/tmp/vm.socket
@@ -79,6 +83,8 @@ pub struct PasstArgs {
     one_off: bool,
     vhost_user: bool,
     vfkit: bool,
+    require_pool: Option<PoolArg>,
+    status_socket: Option<PathBuf>,
     /// Set if the capabilities of --vhost-user are to be printed, and nothing else done.
     pub(crate) print_capabilities: bool,
     /// Refused options, with the reason.
@@ -112,11 +118,17 @@ impl PasstArgs {
             (true, true) => {
                 bail!("--vfkit has frames on the socket, and --vhost-user none: choose")
             }
-            (true, false) => Transport::VhostUser,
+            (true, false) => {
+                Transport::VhostUser(self.require_pool.map_or(PoolOrder::Any, |PoolArg(pool)| pool))
+            }
+            (false, _) if self.require_pool.is_some() => {
+                bail!("--require-pool is about memory that is shared by --vhost-user: give both")
+            }
             (false, true) => Transport::Datagram,
             (false, false) => Transport::Stream,
         };
-        Ok(Endpoint { place, one_off: self.one_off || self.vfkit, transport })
+        let (one_off, status_socket) = (self.one_off || self.vfkit, self.status_socket.clone());
+        Ok(Endpoint { place, one_off, transport, status_socket })
     }
 }
 
@@ -153,6 +165,10 @@ impl FromArgMatches for PasstArgs {
             one_off: matches.get_flag("one-off"),
             vhost_user: matches.get_flag("vhost-user"),
             vfkit: matches.get_flag("vfkit"),
+            require_pool: matches
+                .get_many("require-pool")
+                .and_then(|mut all| all.next_back().copied()),
+            status_socket: last("status-socket"),
             print_capabilities: matches.get_flag("print-capabilities"),
             refused,
         })
@@ -171,6 +187,9 @@ const OWN: &[&str] =
 impl Args for PasstArgs {
     fn augment_args(command: Command) -> Command {
         let own = |arg: Arg, help: &'static str| arg.help(help).help_heading(HEAD).hide(false);
+        let added = |name: &'static str, help, value: &'static str| {
+            own(Arg::new(name).long(name).action(ArgAction::Append).value_name(value), help)
+        };
         let command = PastaArgs::augment_args(command)
             .about("Connect a virtual machine to the host's network, with the options of passt")
             .long_about(LONG_ABOUT)
@@ -184,6 +203,11 @@ impl Args for PasstArgs {
             .mut_arg("one-off", |arg| own(arg, "End with the first client"))
             .mut_arg("vhost-user", |arg| own(arg, VHOST_USER))
             .mut_arg("vfkit", |arg| own(arg, VFKIT))
+            .arg(
+                added("require-pool", REQUIRE_POOL, "SIZE|auto")
+                    .value_parser(value_parser!(PoolArg)),
+            )
+            .arg(added("status-socket", STATUS_SOCKET, "PATH").value_parser(value_parser!(PathBuf)))
             .mut_arg("print-capabilities", |arg| {
                 own(arg, "Print what --vhost-user offers to programs that look for a backend")
             })
@@ -210,6 +234,9 @@ another.";
 const SOCKET: &str = "Path of the socket to create [default: the first free one of /tmp/passt_1.socket to /tmp/passt_64.socket]";
 const VHOST_USER: &str =
     "Exchange packets by virtqueues in the machine's memory, which the client of the socket shares";
+const REQUIRE_POOL: &str = "With --vhost-user, refuse a hypervisor that shares more than a pool of this size, or with `auto` memory without the mark of a pool";
+const STATUS_SOCKET: &str =
+    "Unix socket at which `ringfence status --socket` shows what the program sees of the machine";
 const VFKIT: &str =
     "Datagram socket with one frame each, as vfkit and libkrun use it; ends with its client";
 const FD: &str = "Connected socket, inherited from the parent process; ends with its client";

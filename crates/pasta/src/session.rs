@@ -8,17 +8,12 @@
 //!
 //! It ends with the namespace, the command or the uplink, or by a signal. It handles no packet.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ringfence_link::capture::file_header;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::ids::is_host_root;
 use ringfence_sandbox::signals::{self, Signals};
@@ -33,14 +28,15 @@ use super::api::{ApiServer, PortServer};
 use super::args::PastaArgs;
 use super::auto::{Auto, Opener};
 use super::auto_forwards;
-use super::control::ControlServer;
 use super::forwards_to_host;
 use super::greeting::Greeting;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
+use super::machine_status::MachineCard;
 use super::messages::Messages;
 use super::namespace::{NamespaceInterface, Order, Report};
 use super::namespace_process::NamespaceProcess;
 use super::network::{self, PlannedNetwork};
+use super::session_files::{Files, write_pid};
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use ringfence_hostnet::causes::causes;
@@ -71,6 +67,8 @@ pub(crate) struct Session {
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
+    /// State of a virtual machine's client.
+    card: Option<MachineCard>,
     ports: ForwardedPorts,
     port_server: Option<PortServer>,
     auto: Option<Auto>,
@@ -95,7 +93,7 @@ impl Session {
         let mut network = PlannedNetwork::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
-        let files = Files::create(args, &network, &listeners)?;
+        let files = Files::create(args, target, &network, &listeners)?;
         let (run_as, blocked) = (run_as(args)?, signals::blocked()?);
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
         let auto = network.auto_forwards(args)?;
@@ -128,10 +126,7 @@ impl Session {
             }
             _ => None,
         };
-        messages.summary(network.summary());
-        if let Some(file) = &entry.file {
-            messages.summary(format_args!("listens at {}", file.path().display()));
-        }
+        announce(&network, entry.file.as_ref(), &mut messages);
         write_pid(files.pid)?;
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
@@ -144,6 +139,7 @@ impl Session {
             greeting: entry.greeting,
             stop: None,
             command,
+            card: files.card,
             ports,
             port_server: files.control.map(PortServer::Control),
             auto,
@@ -222,6 +218,7 @@ impl Session {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
+            self.card.iter().for_each(MachineCard::serve);
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -280,12 +277,17 @@ impl Session {
     /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let mut needs_sockets = self.ports.take_need_of_sockets();
+        let mut machine = self.ports.take_machine();
         let channel = self.uplink.channel();
         let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
         match self.egress.take(next) {
             Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
             Some(FromUplink::Sockets) => needs_sockets = true,
+            Some(FromUplink::Machine(state)) => machine = Some(state),
             _ => {}
+        }
+        if let (Some(card), Some(state)) = (&mut self.card, machine) {
+            card.take(state, &mut self.messages);
         }
         if let Some(namespace_process) = self.namespace_process.as_ref().filter(|_| needs_sockets)
             && let Err(error) = namespace_process.refill(self.uplink.channel())
@@ -318,6 +320,8 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
+        let card = self.card.iter().flat_map(MachineCard::fds);
+        fds.extend(card.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
         fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
@@ -341,32 +345,6 @@ impl Session {
         let deadline = [check, server, auto, rejoins].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
-    }
-}
-
-/// Files that the options name, created with the user's rights.
-struct Files {
-    pid: Option<File>,
-    control: Option<ControlServer>,
-    /// File for captured packets.
-    capture: Option<OwnedFd>,
-}
-
-impl Files {
-    fn create(
-        args: &PastaArgs,
-        network: &PlannedNetwork,
-        listeners: &network::Listeners,
-    ) -> anyhow::Result<Files> {
-        let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
-        let bind = |path: &std::path::PathBuf| {
-            let mut server = ControlServer::bind(path, args, network.addresses())?;
-            server.take_first(args, listeners);
-            Ok::<_, anyhow::Error>(server)
-        };
-        let control = args.conf_path.as_ref().map(bind).transpose()?;
-        let capture = args.pcap.as_deref().map(create_capture).transpose()?;
-        Ok(Files { pid, control, capture })
     }
 }
 
@@ -508,6 +486,14 @@ fn receive_tap(
     }
 }
 
+/// Reports what is ready: the network, and the socket of a virtual machine.
+fn announce(network: &PlannedNetwork, file: Option<&SocketFile>, messages: &mut Messages) {
+    messages.summary(network.summary());
+    if let Some(file) = file {
+        messages.summary(format_args!("listens at {}", file.path().display()));
+    }
+}
+
 fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
     for (name, why) in &args.others.without_effect {
         messages.step(format_args!("--{name} changes nothing: {why}"));
@@ -558,29 +544,6 @@ fn settle(
     }
     child.wait().context("the process in the namespace")?;
     Ok(None)
-}
-
-fn create_pid_file(path: &Path) -> anyhow::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o644);
-    options.open(path).with_context(|| format!("--pid {}", path.display()))
-}
-
-/// Creates the file for captured packets, with its header. Other users cannot read it.
-fn create_capture(path: &Path) -> anyhow::Result<OwnedFd> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let made = options.open(path).and_then(|mut file| {
-        file.write_all(&file_header())?;
-        Ok(file)
-    });
-    Ok(made.with_context(|| format!("--pcap {}", path.display()))?.into())
-}
-
-fn write_pid(file: Option<File>) -> anyhow::Result<()> {
-    let Some(mut file) = file else { return Ok(()) };
-    let line = format!("{}\n", std::process::id());
-    file.write_all(line.as_bytes()).context("--pid: writing the process id")
 }
 
 /// Changes to another user for good. Nothing that follows needs root's rights.

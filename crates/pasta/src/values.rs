@@ -1,8 +1,11 @@
-//! Values of pasta's options: addresses, netmasks, Ethernet addresses, users.
+//! Values of the options of pasta and passt: addresses, netmasks, Ethernet addresses, users, pools.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
+
+use ringfence_sandbox::cgroup::bytes_of;
+use ringfence_uplink_process::link::PoolOrder;
 
 /// Value, or the word `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +167,24 @@ fn ids_of(table: &str, key: &str) -> Option<(u32, u32)> {
     })
 }
 
+/// Memory that `--require-pool` admits: `auto`, or a size such as `64M`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolArg(pub(crate) PoolOrder);
+
+impl FromStr for PoolArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PoolArg, String> {
+        if text == "auto" {
+            return Ok(PoolArg(PoolOrder::Marked));
+        }
+        match bytes_of(text) {
+            Some(bytes @ 1..) => Ok(PoolArg(PoolOrder::AtMost(bytes))),
+            _ => Err("must be `auto`, or a size such as 64M".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,5 +240,15 @@ mod tests {
     fn none_discards_values_before_it() {
         let given = [OrNone::Some(1), OrNone::None, OrNone::Some(2)];
         assert_eq!(OrNone::list(&given), (vec![2], true));
+    }
+
+    #[test]
+    fn pool_is_a_size_or_auto() {
+        let pool = |text: &str| text.parse::<PoolArg>().map(|PoolArg(pool)| pool);
+        assert_eq!(pool("auto"), Ok(PoolOrder::Marked));
+        assert_eq!(pool("64M"), Ok(PoolOrder::AtMost(64 << 20)));
+        for text in ["", "0", "-1", "all", "64Q"] {
+            assert!(pool(text).unwrap_err().contains("64M"), "{text}");
+        }
     }
 }

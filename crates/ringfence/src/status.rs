@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::Args;
 use ringfence_sandbox::STATUS_FAILED;
 
@@ -13,7 +14,8 @@ use ringfence_driver::xen::config::{Config, PATH_DEFAULT};
 use ringfence_driver::xen::status::{Attachment, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
-use ringfence_hostnet::text::{byte_count, listed};
+use ringfence_hostnet::text::{byte_count, listed, printable_lines};
+use ringfence_pasta::machine_status;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +29,10 @@ Examples:
     ringfence status --json | jq -r '.vifs[] | select(.connected) | .mac'
 
   A guest of `ringfence run`:
-    ringfence status web";
+    ringfence status web
+
+  A virtual machine of `ringfence passt --status-socket /run/vm.status`:
+    ringfence status --socket /run/vm.status";
 
 /// Show what `ringfence serve` serves, or the state of a guest of `ringfence run`
 ///
@@ -47,7 +52,7 @@ pub struct StatusArgs {
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
 
-    /// The daemon's socket [default: as the daemon's configuration says]
+    /// The daemon's socket, or that of `passt --status-socket` [default: as the daemon's configuration says]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -74,7 +79,10 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
         return status::print(guest, form);
     }
     let socket = match &args.socket {
-        Some(socket) => socket.clone(),
+        Some(socket) => match print_machine(socket, args.json)? {
+            true => return Ok(()),
+            false => socket.clone(),
+        },
         None => Config::load(Path::new(PATH_DEFAULT), true)?.serve.status_socket,
     };
     let snapshot = ask(&socket).map_err(|error| {
@@ -92,6 +100,18 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
         DaemonTable { snapshot: &snapshot, counters: args.counters }.to_string()
     };
     Ok(Out.write_all(text.as_bytes())?)
+}
+
+/// Prints the state of a `passt` with this status socket. Returns `false` if the socket is another program's.
+fn print_machine(socket: &Path, json: bool) -> anyhow::Result<bool> {
+    let status = machine_status::ask(socket).with_context(|| socket.display().to_string())?;
+    let Some(status) = status else { return Ok(false) };
+    let text = match json {
+        true => format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?)),
+        false => printable_lines(&status.to_string()),
+    };
+    Out.write_all(text.as_bytes())?;
+    Ok(true)
 }
 
 /// Status formatted as a table.

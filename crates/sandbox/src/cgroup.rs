@@ -35,7 +35,7 @@ mod limits;
 
 pub use hierarchy::{Hierarchies, Hierarchy};
 use limits::Setting;
-pub use limits::{CpuLimit, CpuQuota, LimitError, Limits, MemoryLimit, PidsLimit, Usage};
+pub use limits::{CpuLimit, CpuQuota, LimitError, Limits, MemoryLimit, PidsLimit, Usage, bytes_of};
 
 /// Name of the second level.
 const INNER: &str = "guest";

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::{Forward, ForwardProtocol, PORTS_MAX};
-use crate::messages::FromUplink;
+use crate::messages::{FromUplink, MachineState};
 use crate::orders::UplinkOrder;
 use ringfence_hostnet::address::Address;
 
@@ -92,6 +92,8 @@ pub struct ForwardedPorts {
     open: usize,
     /// Set if the uplink has asked for sockets of the guest's network.
     needs_sockets: bool,
+    /// Last state of a virtual machine's client that came while an answer was awaited.
+    machine: Option<MachineState>,
 }
 
 impl ForwardedPorts {
@@ -99,7 +101,7 @@ impl ForwardedPorts {
     /// [`first_ports`].
     pub fn new(sockets: usize) -> ForwardedPorts {
         let last = first_ports(sockets).last().unwrap_or(0);
-        ForwardedPorts { last, open: sockets, needs_sockets: false }
+        ForwardedPorts { last, open: sockets, needs_sockets: false, machine: None }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -196,6 +198,11 @@ impl ForwardedPorts {
         std::mem::take(&mut self.needs_sockets)
     }
 
+    /// Returns the state of a virtual machine's client once if it came while an answer was awaited.
+    pub fn take_machine(&mut self) -> Option<MachineState> {
+        self.machine.take()
+    }
+
     /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
     fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), ForwardedPortFailure> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
@@ -204,6 +211,10 @@ impl ForwardedPorts {
             return match channel.receive_within::<FromUplink>(left)?.0 {
                 FromUplink::Sockets => {
                     self.needs_sockets = true;
+                    continue;
+                }
+                FromUplink::Machine(state) => {
+                    self.machine = Some(state);
                     continue;
                 }
                 FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
@@ -364,6 +375,17 @@ mod tests {
         assert!(matches!(other, Err(ForwardedPortFailure::ForwardProtocol)));
         let failed = answered(FromUplink::Failed("gone".into()));
         assert!(matches!(failed, Err(ForwardedPortFailure::Failed(_))));
+    }
+
+    #[test]
+    fn state_of_a_machine_that_comes_before_the_answer_is_kept() {
+        let (near, far) = Channel::pair().unwrap();
+        let state = MachineState { clients_refused: 3, ..MachineState::default() };
+        far.send(&FromUplink::Machine(state.clone()), &[]).unwrap();
+        far.send(&FromUplink::Port { id: 1, error: None }, &[]).unwrap();
+        let mut ports = ForwardedPorts::new(0);
+        assert_eq!(ports.open(&near, FORWARD, socket()).unwrap(), 1);
+        assert_eq!((ports.take_machine(), ports.take_machine()), (Some(state), None));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use ringfence_link::frame_ring::FrameShape;
 use ringfence_link::stream::StreamLink;
 use ringfence_link::tap::TapLink;
 use ringfence_link::vhost_net::{Protection, VhostLink};
-use ringfence_link::vhost_user::VhostUserLink;
+use ringfence_link::vhost_user::{ClientReport, PoolRule, VhostUserLink, VhostUserOptions};
 use ringfence_platform::Counters;
 use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
@@ -49,10 +49,35 @@ pub enum Transport {
     #[default]
     Stream,
     /// Virtqueues in memory that the hypervisor passes over the socket.
-    VhostUser,
+    VhostUser(PoolOrder),
     /// Frames on a datagram socket, which another process connects to its client.
     Datagram,
 }
+
+/// Memory that a hypervisor may pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PoolOrder {
+    /// Any, up to all of the machine's.
+    #[default]
+    Any,
+    /// Files of at most this many bytes in all.
+    AtMost(u64),
+    /// Pools with a mark.
+    Marked,
+}
+
+impl From<PoolOrder> for PoolRule {
+    fn from(order: PoolOrder) -> PoolRule {
+        match order {
+            PoolOrder::Any => PoolRule::Any,
+            PoolOrder::AtMost(bytes) => PoolRule::AtMost(bytes),
+            PoolOrder::Marked => PoolRule::Marked,
+        }
+    }
+}
+
+/// Function that receives each change of the state of a virtual machine's client. It must not block.
+pub type MachineReporter = Box<dyn Fn(ClientReport) + Send>;
 
 impl LinkOrder {
     /// Returns `true` if vhost-net devices are passed, one for each queue.
@@ -114,7 +139,42 @@ pub enum LinkError {
 }
 
 impl QueueLink {
-    /// Creates the link of the queue or socket `tap`. `device` is a vhost-net device, used as `order` says.
+    /// Creates the link of a virtual machine on `socket`, or returns the socket for another kind of link.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LinkError`] if the link cannot be created.
+    pub fn of_machine(
+        order: &LinkOrder,
+        socket: OwnedFd,
+        mtu: u16,
+        system: &Arc<Counters>,
+        report: MachineReporter,
+    ) -> Result<Result<Made, OwnedFd>, LinkError> {
+        let (transport, clients) = match order {
+            LinkOrder::Connected(transport) => (*transport, Clients::Connected(socket)),
+            &LinkOrder::Clients { transport, one_off } => {
+                (transport, Clients::Listener { socket, one_off })
+            }
+            _ => return Ok(Err(socket)),
+        };
+        let (shape, system) = (FrameShape::default(), Arc::clone(system));
+        let link = match transport {
+            Transport::Stream => QueueLink::Stream(StreamLink::new(clients, mtu, shape, system)?),
+            Transport::VhostUser(pool) => {
+                let options = VhostUserOptions { pool: pool.into(), report: Some(report) };
+                let link = VhostUserLink::new(clients, mtu, shape, system, options)?;
+                QueueLink::VhostUser(Box::new(link))
+            }
+            Transport::Datagram => {
+                let (Clients::Connected(socket) | Clients::Listener { socket, .. }) = clients;
+                QueueLink::Datagram(DatagramLink::new(socket, mtu, shape, system)?)
+            }
+        };
+        Ok(Ok(Made { link, remark: None }))
+    }
+
+    /// Creates the link of the queue `tap`. `device` is a vhost-net device, used as `order` says.
     pub fn make(
         order: &LinkOrder,
         tap: OwnedFd,
@@ -126,13 +186,6 @@ impl QueueLink {
         let shape = FrameShape::default();
         let mut why = match order {
             LinkOrder::TapFor(why) => Some(why.clone()),
-            LinkOrder::Connected(transport) => {
-                return QueueLink::of_machine(*transport, Clients::Connected(tap), mtu, system);
-            }
-            LinkOrder::Clients { transport, one_off } => {
-                let clients = Clients::Listener { socket: tap, one_off: *one_off };
-                return QueueLink::of_machine(*transport, clients, mtu, system);
-            }
             _ => None,
         };
         if let Some(device) = device {
@@ -155,26 +208,6 @@ impl QueueLink {
             why.map(|why| format!("by reading and writing a TAP, not by vhost-net: {why}"));
         let link = TapLink::new(tap, offloads, mtu, shape, Arc::clone(system))?;
         Ok(Made { link: QueueLink::Tap(link), remark })
-    }
-
-    fn of_machine(
-        transport: Transport,
-        clients: Clients,
-        mtu: u16,
-        system: &Arc<Counters>,
-    ) -> Result<Made, LinkError> {
-        let (shape, system) = (FrameShape::default(), Arc::clone(system));
-        let link = match transport {
-            Transport::Stream => QueueLink::Stream(StreamLink::new(clients, mtu, shape, system)?),
-            Transport::VhostUser => {
-                QueueLink::VhostUser(Box::new(VhostUserLink::new(clients, mtu, shape, system)?))
-            }
-            Transport::Datagram => {
-                let (Clients::Connected(socket) | Clients::Listener { socket, .. }) = clients;
-                QueueLink::Datagram(DatagramLink::new(socket, mtu, shape, system)?)
-            }
-        };
-        Ok(Made { link, remark: None })
     }
 
     /// Captures the link's frames into a file from now on. Returns `false` if the link has no capture.

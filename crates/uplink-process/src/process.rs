@@ -13,6 +13,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use ringfence_frame::{Fault, Port};
+use ringfence_link::vhost_user::ClientReport;
 use ringfence_platform::Counters;
 use ringfence_policy::policy::PolicyError;
 use ringfence_policy::{Policy, PolicySource};
@@ -111,7 +112,7 @@ fn start(channel: &Channel) -> Result<(), UplinkFailure> {
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     ringfence_hostnet::log::to_stderr(config.verbose);
     let capture = if config.captures { taps.pop() } else { None };
-    let mut made = make_links(&config, taps)?;
+    let mut made = make_links(channel, &config, taps)?;
     if let (Some(file), Some(first)) = (capture, made.first_mut())
         && !first.link.capture(file)
     {
@@ -158,7 +159,11 @@ struct Guarded {
 
 /// Creates the links from the first descriptors. This needs system calls that are denied later, and
 /// happens before the process reads anything from the guest.
-fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>, UplinkFailure> {
+fn make_links(
+    channel: &Channel,
+    config: &UplinkConfig,
+    mut taps: Vec<OwnedFd>,
+) -> Result<Vec<Made>, UplinkFailure> {
     let mut devices = Vec::new();
     if config.link.has_devices() {
         devices = taps.split_off(taps.len() / 2);
@@ -166,9 +171,20 @@ fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>
     let mut devices = devices.into_iter();
     let offloads = TapOffloads(config.offloads);
     let system = Arc::<Counters>::default();
-    let make =
-        |tap| QueueLink::make(&config.link, tap, devices.next(), offloads, config.mtu, &system);
-    let made: Vec<_> = taps.into_iter().map(make).collect::<Result<_, _>>()?;
+    let mut make = |tap| {
+        let reports = channel.try_clone()?;
+        let report = move |state: ClientReport| {
+            reports.send_or_drop(&FromUplink::Machine(state.into()));
+        };
+        let (link, mtu) = (&config.link, config.mtu);
+        Ok::<_, UplinkFailure>(
+            match QueueLink::of_machine(link, tap, mtu, &system, Box::new(report))? {
+                Ok(made) => made,
+                Err(tap) => QueueLink::make(link, tap, devices.next(), offloads, mtu, &system)?,
+            },
+        )
+    };
+    let made = taps.into_iter().map(&mut make).collect::<Result<Vec<_>, _>>()?;
     if made.is_empty() { Err(UplinkFailure::NoTap) } else { Ok(made) }
 }
 

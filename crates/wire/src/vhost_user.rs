@@ -44,7 +44,12 @@ pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub mod protocol_feature {
     /// The backend answers requests that ask for it.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// The frontend passes a socket for requests of the backend (`SET_BACKEND_REQ_FD`).
+    pub const BACKEND_REQ: u64 = 1 << 5;
 }
+
+/// First bytes of a pool: memory whose only purpose is to be lent to a device. The driver's side writes them.
+pub const POOL_MARK: [u8; 16] = *b"ringfence-pool 1";
 
 /// Header before each vhost-user message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,6 +124,8 @@ pub enum Request {
     SetProtocolFeatures(u64),
     GetQueueCount,
     SetVringEnable(VringState),
+    /// Socket for requests of the backend. It comes with the message.
+    SetBackendSocket,
     /// Request that this module does not know.
     Unknown(u32),
 }
@@ -218,6 +225,7 @@ requests! {
     SET_PROTOCOL_FEATURES = 16: |body| Ok(Request::SetProtocolFeatures(body.word()?));
     GET_QUEUE_NUM = 17: |_| Ok(Request::GetQueueCount);
     SET_VRING_ENABLE = 18: |body| Ok(Request::SetVringEnable(body.state()?));
+    SET_BACKEND_REQ_FD = 21: |_| Ok(Request::SetBackendSocket);
 }
 
 /// Payload of a request.

@@ -22,9 +22,11 @@ use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use rustix::net::{SocketType, sockopt};
 
 use super::fault::ClientFault;
 use super::memory::{GuestMemory, only};
+use super::pool::PoolRule;
 
 /// Vring with buffers for frames to the guest.
 pub(super) const TO_GUEST: usize = 0;
@@ -47,8 +49,12 @@ pub(super) const FEATURES: u64 = feature::CSUM
     | feature::EVENT_IDX
     | feature::VERSION_1
     | PROTOCOL_FEATURES;
-/// Protocol features that a hypervisor may use.
-const PROTOCOL: u64 = protocol_feature::REPLY_ACK;
+/// Features that a hypervisor is offered. With `ACCESS_PLATFORM` the driver uses the DMA operations of its platform, by
+/// which all that it lends lies in a pool. Without a vIOMMU the hypervisor keeps that bit to itself: descriptors have the
+/// guest's physical addresses.
+pub(super) const OFFERED: u64 = FEATURES | feature::ACCESS_PLATFORM;
+/// Protocol features that a hypervisor may use. QEMU asks for both where `ACCESS_PLATFORM` is on.
+const PROTOCOL: u64 = protocol_feature::REPLY_ACK | protocol_feature::BACKEND_REQ;
 
 /// First number of the vrings' kicks among the events of the epoll.
 const KICKS: u64 = 8;
@@ -80,23 +86,29 @@ pub(super) struct Vring {
 pub(super) struct Device {
     features: u64,
     protocol: u64,
+    rule: PoolRule,
     pub(super) memory: GuestMemory,
     pub(super) vrings: [Vring; VRINGS],
+    /// Socket of the hypervisor for requests, of which there are none. A hypervisor complains when it is closed.
+    /// Closing it can block, so [`Descriptors`] disposes of it.
+    requests: Descriptors,
     /// Identity that all eventfds have.
     of_eventfds: FileIdentity,
     /// Interrupts drivers. The counter of a client's eventfd can be full at any time.
     pub(super) signal: EventSignal,
 }
 
+// #syscall uplink getsockopt 1=SOL_SOCKET: the type of a socket for requests
 // #syscall uplink eventfd2: what the files of vrings are compared with
 // #syscall uplink epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
-    /// Creates a device that nobody has set up.
-    pub(super) fn new() -> Result<Device, Errno> {
+    /// Creates a device that nobody has set up, and that accepts memory by this rule.
+    pub(super) fn new(rule: PoolRule) -> Result<Device, Errno> {
         let of_eventfds = identity(eventfd(0, EventfdFlags::CLOEXEC)?)?;
-        let (memory, vrings) = Default::default();
+        let (memory, vrings, requests) = Default::default();
         let signal = EventSignal::new()?;
-        Ok(Device { features: 0, protocol: 0, memory, vrings, of_eventfds, signal })
+        let (features, protocol) = (0, 0);
+        Ok(Device { features, protocol, rule, memory, vrings, requests, of_eventfds, signal })
     }
 
     /// Forgets everything that a client has set up.
@@ -107,6 +119,7 @@ impl Device {
             *vring = Vring::default();
         }
         self.memory = GuestMemory::default();
+        self.requests = Descriptors::default();
     }
 
     pub(super) fn features(&self) -> u64 {
@@ -135,22 +148,23 @@ impl Device {
         epoll: BorrowedFd<'_>,
     ) -> Result<RequestAnswer, ClientFault> {
         match request {
-            Request::GetFeatures => return Ok(RequestAnswer::Word(FEATURES)),
+            Request::GetFeatures => return Ok(RequestAnswer::Word(OFFERED)),
             Request::GetProtocolFeatures => return Ok(RequestAnswer::Word(PROTOCOL)),
             Request::GetQueueCount => return Ok(RequestAnswer::Word(1)),
             Request::GetVringBase(state) => {
                 return self.stop(state, epoll).map(RequestAnswer::State);
             }
-            Request::SetFeatures(features) => {
-                self.features = offered(features, FEATURES)?;
-                self.run_all()?;
-            }
-            Request::SetProtocolFeatures(features) => self.protocol = offered(features, PROTOCOL)?,
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::SetProtocolFeatures(features) => match features & !PROTOCOL {
+                0 => self.protocol = features,
+                features => return Err(ClientFault::ProtocolFeatures { features }),
+            },
+            Request::SetBackendSocket => self.set_requests(files)?,
             // The process belongs to this client alone.
             Request::SetOwner => {}
             Request::ResetOwner => self.reset(epoll),
             Request::SetMemoryTable(regions) => {
-                self.memory = GuestMemory::map(&regions, files)?;
+                self.memory = GuestMemory::map(&regions, files, self.rule)?;
                 self.move_all()?;
             }
             Request::SetVringSize(VringState { index, value }) => {
@@ -184,6 +198,29 @@ impl Device {
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
         Ok(RequestAnswer::Done)
+    }
+
+    /// Takes the features that the driver uses.
+    fn set_features(&mut self, features: u64) -> Result<(), ClientFault> {
+        if features & !FEATURES == feature::ACCESS_PLATFORM {
+            return Err(ClientFault::Translated);
+        }
+        match features & !FEATURES {
+            0 => self.features = features,
+            features => return Err(ClientFault::Features { features }),
+        }
+        self.run_all()
+    }
+
+    /// Keeps the socket for requests to the hypervisor, and closes an earlier one.
+    fn set_requests(&mut self, files: Descriptors) -> Result<(), ClientFault> {
+        let is_stream = |file| sockopt::socket_type(file) == Ok(SocketType::STREAM);
+        match files.len() {
+            1 if files.each().all(is_stream) => self.requests = files,
+            1 => return Err(ClientFault::NoSocket),
+            count => return Err(ClientFault::Files { count, needed: 1 }),
+        }
+        Ok(())
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring, ClientFault> {
@@ -320,11 +357,4 @@ fn tables(
     let [descriptors, available, used] =
         [memory.at_user(descriptors)?, memory.at_user(available)?, memory.at_user(used)?];
     Ok(QueueTables::new(size, event_idx, [&descriptors, &available, &used])?)
-}
-
-fn offered(features: u64, offer: u64) -> Result<u64, ClientFault> {
-    match features & !offer {
-        0 => Ok(features),
-        features => Err(ClientFault::Features { features }),
-    }
 }

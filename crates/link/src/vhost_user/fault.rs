@@ -3,6 +3,9 @@
 use ringfence_ring::split::backend::{DriverFault, TableFault};
 use ringfence_sys::descriptors::MessageError as ReceiveError;
 use ringfence_wire::vhost_user::MessageError;
+use ringfence_wire::virtio::feature;
+
+use super::pool::PoolFault;
 
 /// Reason for which a client is disconnected.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +27,20 @@ pub enum ClientFault {
     #[error("vhost-user: request {request} was not offered")]
     Request { request: u32 },
     /// Features that were not offered.
-    #[error("vhost-user: features {features:#x} were not offered")]
+    #[error("vhost-user: features {features:#x} were not offered{}", named(*features))]
     Features {
         /// Features beyond the offered ones.
+        features: u64,
+    },
+    /// Addresses of a vIOMMU, which this backend would have to ask the frontend for.
+    #[error(
+        "vhost-user: the features have ACCESS_PLATFORM, so descriptors have addresses of a vIOMMU, which is not \
+         supported: start the machine without one"
+    )]
+    Translated,
+    #[error("vhost-user: protocol features {features:#x} were not offered")]
+    ProtocolFeatures {
+        /// Protocol features beyond the offered ones.
         features: u64,
     },
     /// Vring beyond the two of a network device.
@@ -40,6 +54,12 @@ pub enum ClientFault {
     /// File that is no eventfd.
     #[error("vhost-user: a vring's file must be an eventfd")]
     NoEvent,
+    /// File for requests to the hypervisor that is no stream socket.
+    #[error("vhost-user: the file for requests of the backend must be a stream socket")]
+    NoSocket,
+    /// Memory beyond what the link's rule admits.
+    #[error(transparent)]
+    Pool(#[from] PoolFault),
     /// Memory region that does not lie in its file or in the address space.
     #[error("vhost-user: an invalid memory region of {len} bytes at {address:#x}")]
     Region {
@@ -66,4 +86,12 @@ pub enum ClientFault {
     Driver(#[from] DriverFault),
     #[error("vhost-user: {what}: {source}")]
     System { what: &'static str, source: rustix::io::Errno },
+}
+
+/// Returns the names of features, for a message.
+fn named(features: u64) -> String {
+    match &feature::names(features)[..] {
+        [] => String::new(),
+        names => format!(" ({})", names.join(", ")),
+    }
 }

@@ -19,7 +19,7 @@ use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::device::FEATURES;
-use super::{SUPER_PACKET_MAX, VhostUserLink};
+use super::{SUPER_PACKET_MAX, VhostUserLink, VhostUserOptions};
 use crate::clients::Clients;
 use crate::frame_ring::FrameShape;
 use ringfence_uplink::link::{Committed, GuestLink, Slots};
@@ -38,6 +38,8 @@ struct Machine {
     socket: UnixStream,
     file: OwnedFd,
     event: OwnedFd,
+    /// Socket for requests of the link.
+    requests: OwnedFd,
     /// The whole file, mapped.
     memory: LentSlice,
     base: u64,
@@ -50,7 +52,8 @@ impl Machine {
         let memory = Mapping::new(&file, 0, 2 * MEMORY, Protection::ReadWrite).ok()?.lent();
         let base = memory.device_range(0, 1, DeviceAccess::Write).ok()?.address();
         let event = eventfd(0, EventfdFlags::NONBLOCK).ok()?;
-        Some(Machine { socket, file, event, memory, base })
+        let (requests, _) = UnixStream::pair().ok()?;
+        Some(Machine { socket, file, event, requests: requests.into(), memory, base })
     }
 
     /// Sends bytes with a file, or none. The link may have closed its end.
@@ -71,6 +74,7 @@ impl Machine {
             number::SET_VRING_KICK | number::SET_VRING_CALL | number::SET_VRING_ERR => {
                 Some(self.event.as_fd())
             }
+            number::SET_BACKEND_REQ_FD => Some(self.requests.as_fd()),
             _ => None,
         };
         self.send_bytes(&request(number, false, payload), file);
@@ -171,7 +175,8 @@ pub fn vhost_user(data: &[u8]) {
         return;
     }
     let (shape, clients) = (FrameShape { frames: 8, long: 2 }, Clients::Connected(own.into()));
-    let made = VhostUserLink::new(clients, 1500, shape, Arc::default());
+    let made =
+        VhostUserLink::new(clients, 1500, shape, Arc::default(), VhostUserOptions::default());
     let (Ok(mut link), Some(machine)) = (made, Machine::new(socket)) else { return };
     if first & 1 != 0 {
         let left_out = u64::from(first >> 1) << 27 | u64::from(first >> 4);

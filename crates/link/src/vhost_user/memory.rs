@@ -1,13 +1,19 @@
-//! Memory of a virtual machine, as its hypervisor passes it.
+//! Memory of a virtual machine, as its hypervisor passes it: one table of regions.
+//!
+//! Descriptors and rings reach memory by a look-up in this table alone. A region has a start in each address space from
+//! which addresses come: that of descriptors and that of the hypervisor. Another one, such as offsets in a pool, is one
+//! more start.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use ringfence_memory::{LentSlice, Mapping, Protection};
-use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::descriptors::{Descriptors, identity};
 use ringfence_wire::vhost_user::MemoryRegion;
 use rustix::fs::{AtFlags, StatxFlags};
+use rustix::io::Errno;
 
 use super::fault::ClientFault;
+use super::pool::{Files, HandedOver, PoolRule};
 
 /// Mapped region of a guest's memory.
 #[derive(Debug)]
@@ -23,6 +29,7 @@ struct Region {
 #[derive(Debug, Default)]
 pub(super) struct GuestMemory {
     regions: Vec<Region>,
+    handed_over: Option<HandedOver>,
 }
 
 impl GuestMemory {
@@ -30,16 +37,35 @@ impl GuestMemory {
     ///
     /// # Errors
     ///
-    /// Returns [`ClientFault`] if a region does not lie in its file or in 64 bits, or cannot be mapped.
+    /// Returns [`ClientFault`] if a region does not lie in its file or in 64 bits, or cannot be mapped, or if `rule` does
+    /// not admit them all. Nothing is mapped of files that are too large for the rule.
     pub(super) fn map(
         regions: &[MemoryRegion],
         files: Descriptors,
+        rule: PoolRule,
     ) -> Result<GuestMemory, ClientFault> {
         if files.len() != regions.len() {
             return Err(ClientFault::Files { count: files.len(), needed: regions.len() });
         }
-        let mapped = regions.iter().zip(files.each()).map(|(region, file)| map(region, file));
-        Ok(GuestMemory { regions: mapped.collect::<Result<_, _>>()? })
+        let mut seen = Files::default();
+        let mut sizes = Vec::with_capacity(regions.len());
+        for (region, file) in regions.iter().zip(files.each()) {
+            let failed = |errno: Errno| ClientFault::Map { source: errno.into() };
+            let size = size_of(file).map_err(failed)?;
+            seen.add(region, identity(file).map_err(failed)?, size);
+            sizes.push(size);
+        }
+        seen.check(rule)?;
+        let all = regions.iter().zip(files.each()).zip(sizes);
+        let mapped = all.map(|((region, file), size)| map(region, file, size));
+        let regions = mapped.collect::<Result<Vec<_>, _>>()?;
+        let handed_over = seen.accept(rule, regions.iter().map(|region| &region.lent))?;
+        Ok(GuestMemory { regions, handed_over })
+    }
+
+    /// Returns the extent of the memory. `None` while there is none.
+    pub(super) fn handed_over(&self) -> Option<HandedOver> {
+        self.handed_over
     }
 
     /// Returns the memory at an address of a descriptor: a slice, and the offset in it of `len` bytes.
@@ -75,15 +101,19 @@ fn offset_in(address: u64, start: u64, len: usize) -> Option<usize> {
     (offset < len).then_some(offset)
 }
 
+/// Returns the size of a file in bytes. The call asks no file server.
 // #syscall uplink statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
-fn map(region: &MemoryRegion, file: impl AsFd) -> Result<Region, ClientFault> {
+fn size_of(file: impl AsFd) -> Result<u64, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(rustix::fs::statx(file, c"", flags, StatxFlags::SIZE)?.stx_size)
+}
+
+/// Maps a region of a file of `size` bytes.
+fn map(region: &MemoryRegion, file: impl AsFd, size: u64) -> Result<Region, ClientFault> {
     let &MemoryRegion { guest, len, user, offset } = region;
     let invalid = || ClientFault::Region { address: guest, len };
     let ends = [guest, user, offset].map(|start| start.checked_add(len));
     let [Some(_), Some(_), Some(end)] = ends else { return Err(invalid()) };
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let found = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE);
-    let size = found.map_err(|errno| ClientFault::Map { source: errno.into() })?.stx_size;
     if len == 0 || end > size {
         return Err(invalid());
     }
@@ -112,7 +142,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
         let mapped = |guest, len, user, offset| {
-            map(&MemoryRegion { guest, len, user, offset }, &file).map(|found| found.lent.len())
+            let region = MemoryRegion { guest, len, user, offset };
+            map(&region, &file, size_of(&file).unwrap()).map(|found| found.lent.len())
         };
         assert_eq!(mapped(0, 4096, 0, 4096).unwrap(), 4096);
         let high = u64::MAX - 100;

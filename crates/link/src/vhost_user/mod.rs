@@ -19,7 +19,7 @@
 //! # Guarantees
 //!
 //! * The link reaches all memory that the hypervisor shares, and no other. Every address and length in it is
-//!   checked, and read once.
+//!   checked, and read once. A [`PoolRule`] refuses a client that shares more than a pool.
 //! * No client blocks the link: it writes to no descriptor of a client, and signals eventfds in a way that never blocks
 //!   ([`EventSignal`](ringfence_sys::event_signal::EventSignal)).
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
@@ -34,6 +34,7 @@ mod fault;
 #[doc(hidden)]
 pub mod fuzzing;
 mod memory;
+mod pool;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -58,6 +59,7 @@ use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room};
 use device::{Device, FROM_GUEST, RequestAnswer, TO_GUEST};
 pub use fault::ClientFault;
+pub use pool::{HandedOver, PoolFault, PoolRule};
 use transfer::{Receiver, Sender, TakenChain, Written, header_len};
 
 /// Maximum of messages in one round.
@@ -68,11 +70,31 @@ const ROUNDS_PER_LOOK: u32 = 64;
 /// Link on the vrings of a virtual machine. See the [module](self) for the protocol.
 pub type VhostUserLink = RingLink<VhostUserTransport>;
 
+/// State of a link's clients, for a report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientReport {
+    /// Memory that the client of now has handed over.
+    pub memory: Option<HandedOver>,
+    /// Number of clients that were disconnected because they broke a rule.
+    pub refused: u64,
+}
+
+/// Settings of a link beyond the shape of its frames.
+#[derive(Default)]
+pub struct VhostUserOptions {
+    /// Rule for the memory of clients.
+    pub pool: PoolRule,
+    /// Function that receives each change of the clients' state. It must not block.
+    pub report: Option<Box<dyn Fn(ClientReport) + Send>>,
+}
+
 /// Vrings of a virtual machine.
-#[derive(Debug)]
 pub struct VhostUserTransport {
     clients: ClientSlot,
     device: Device,
+    report: Option<Box<dyn Fn(ClientReport) + Send>>,
+    reported: ClientReport,
+    refused: u64,
     receiver: Receiver,
     sender: Sender,
     /// Chains with buffers that were there and too few. The sender waits for more.
@@ -82,6 +104,12 @@ pub struct VhostUserTransport {
     rounds: u32,
     mtu: u16,
     capabilities: PortCapabilities,
+}
+
+impl std::fmt::Debug for VhostUserTransport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VhostUserTransport").field("device", &self.device).finish_non_exhaustive()
+    }
 }
 
 impl VhostUserLink {
@@ -96,10 +124,14 @@ impl VhostUserLink {
         mtu: u16,
         shape: FrameShape,
         system: Arc<Counters>,
+        options: VhostUserOptions,
     ) -> io::Result<VhostUserLink> {
         let transport = VhostUserTransport {
             clients: ClientSlot::new(clients)?,
-            device: Device::new()?,
+            device: Device::new(options.pool)?,
+            report: options.report,
+            reported: ClientReport::default(),
+            refused: 0,
             receiver: Receiver::default(),
             sender: Sender::default(),
             too_few: None,
@@ -138,8 +170,21 @@ impl VhostUserTransport {
     /// Ends the connection of a client that breaks the rules.
     fn refuse(&mut self, queue: &mut FrameQueue, fault: ClientFault) -> Result<(), Fault> {
         queue.counters.dropped(DropReason::BadRequest);
+        self.refused += 1;
         self.reset(queue);
         self.clients.refuse(fault)
+    }
+
+    /// Reports the state of the clients if it has changed.
+    fn report(&mut self) {
+        let state =
+            ClientReport { memory: self.device.memory.handed_over(), refused: self.refused };
+        if state != self.reported
+            && let Some(report) = &self.report
+        {
+            self.reported = state;
+            report(state);
+        }
     }
 
     /// Handles clients and messages that are there. Returns their number.
@@ -312,6 +357,7 @@ impl RingTransport for VhostUserTransport {
             received.frames = 0;
             self.refuse(queue, fault)?;
         }
+        self.report();
         Ok(received)
     }
 

@@ -43,7 +43,11 @@ struct Machine {
 }
 
 fn link(clients: Clients) -> VhostUserLink {
-    VhostUserLink::new(clients, MTU, SHAPE, Arc::default()).unwrap()
+    link_with(clients, VhostUserOptions::default())
+}
+
+fn link_with(clients: Clients, options: VhostUserOptions) -> VhostUserLink {
+    VhostUserLink::new(clients, MTU, SHAPE, Arc::default(), options).unwrap()
 }
 
 /// Sends bytes with files.
@@ -370,10 +374,11 @@ fn requests_that_ask_are_answered() {
         let read = (&socket).read_exact(&mut answer);
         read.is_ok().then(|| u64::from_ne_bytes(answer[12..].try_into().unwrap()))
     };
-    assert_eq!(ask(number::GET_FEATURES, &[]), Some(device::FEATURES));
+    assert_eq!(ask(number::GET_FEATURES, &[]), Some(device::OFFERED));
+    assert_eq!(device::OFFERED, device::FEATURES | 1 << 33);
     assert_eq!(ask(number::SET_OWNER, &[]), None, "not negotiated");
-    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(8));
-    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[8])), Some(0));
+    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x28));
+    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x28])), Some(0));
     assert_eq!(ask(number::SET_OWNER, &[]), Some(0));
     assert_eq!(ask(number::GET_QUEUE_NUM, &[]), Some(1));
 }
@@ -388,6 +393,7 @@ fn hostile_messages(machine: &Machine) -> Vec<(Vec<u8>, Vec<OwnedFd>)> {
     version[4] = 3;
     let address = |at: u64| [state(0, 0), words(&[at, at, at, 0])].concat();
     let (pipe, _) = rustix::pipe::pipe().unwrap();
+    let socket = || OwnedFd::from(UnixStream::pair().unwrap().0);
     vec![
         (version, vec![]),
         (request(1, false, &[])[..11].to_vec(), vec![]),
@@ -413,6 +419,10 @@ fn hostile_messages(machine: &Machine) -> Vec<(Vec<u8>, Vec<OwnedFd>)> {
         with(number::SET_VRING_KICK, &words(&[0x100]), vec![]),
         with(number::SET_VRING_KICK, &words(&[0]), vec![file()]),
         with(number::SET_VRING_CALL, &words(&[0]), vec![pipe]),
+        with(number::SET_FEATURES, &words(&[ALL | feature::ACCESS_PLATFORM]), vec![]),
+        with(number::SET_BACKEND_REQ_FD, &[], vec![]),
+        with(number::SET_BACKEND_REQ_FD, &[], vec![file()]),
+        with(number::SET_BACKEND_REQ_FD, &[], vec![socket(), socket()]),
     ]
 }
 
@@ -524,6 +534,158 @@ fn descriptor_outside_of_the_memory_ends_the_connection() {
 }
 
 #[test]
+fn socket_for_requests_stays_open_until_another_comes_or_the_client_goes() {
+    let (mut link, machine) = pair(ALL);
+    let sockets = [(), ()].map(|()| UnixStream::pair().unwrap());
+    let mut ends = Vec::new();
+    for (own, theirs) in sockets {
+        machine.send(number::SET_BACKEND_REQ_FD, &[], &[&theirs.into()]);
+        receive(&mut link);
+        own.set_read_timeout(Some(core::time::Duration::from_secs(20))).unwrap();
+        ends.push(own);
+    }
+    // The first one was replaced.
+    assert_eq!(ends[0].read(&mut [0; 1]).unwrap(), 0);
+    ends[1].set_nonblocking(true).unwrap();
+    let is_open = ends[1].read(&mut [0; 1]).is_err();
+    assert!(is_open);
+    ends[1].set_nonblocking(false).unwrap();
+    drop(machine);
+    assert!(matches!(try_receive(&mut link), Err(Fault::Gone)));
+    assert_eq!(ends[1].read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn features_with_access_platform_are_refused_by_name() {
+    let (mut link, machine) = pair(ALL);
+    machine.send(number::SET_FEATURES, &words(&[ALL | feature::ACCESS_PLATFORM]), &[]);
+    let Err(Fault::Misbehaved(fault)) = try_receive(&mut link) else { panic!("it is accepted") };
+    let text = fault.to_string();
+    assert!(text.contains("the features have ACCESS_PLATFORM"), "{text}");
+}
+
+#[test]
+fn refused_features_are_named() {
+    let fault = |features| ClientFault::Features { features }.to_string();
+    let text = fault(feature::IN_ORDER | 1 << 60);
+    assert!(text.ends_with("were not offered (IN_ORDER)"), "{text}");
+    let text = ClientFault::Translated.to_string();
+    assert!(text.contains("ACCESS_PLATFORM") && text.contains("vIOMMU"), "{text}");
+}
+
+/// Pool of a machine: a whole file whose addresses are not those of the hypervisor.
+const POOL: u64 = 0xf800_0000;
+
+/// Connects a client whose rule and file are these, and which sends one region. Returns the link, the client and the
+/// reports.
+fn hand_over(
+    rule: PoolRule,
+    file: &OwnedFd,
+    regions: &[[u64; 4]],
+) -> (VhostUserLink, UnixStream, std::sync::mpsc::Receiver<ClientReport>) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (tell, reports) = std::sync::mpsc::channel();
+    let report: Box<dyn Fn(ClientReport) + Send> = Box::new(move |state| tell.send(state).unwrap());
+    let clients = Clients::Listener { socket: listener.into(), one_off: false };
+    let mut link = link_with(clients, VhostUserOptions { pool: rule, report: Some(report) });
+    let socket = UnixStream::connect(&path).unwrap();
+    let table: Vec<u64> = regions.iter().flatten().copied().collect();
+    let table = [words(&[regions.len() as u64]), words(&table)].concat();
+    let files = vec![file; regions.len()];
+    send(&socket, &request(number::SET_MEM_TABLE, false, &table), &files);
+    receive(&mut link);
+    (link, socket, reports)
+}
+
+/// Creates a file of this size that begins with these bytes.
+fn file_of(bytes: u64, head: &[u8]) -> OwnedFd {
+    let file = rustix::fs::memfd_create("pool", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    rustix::io::write(&file, head).unwrap();
+    file
+}
+
+#[test]
+fn memory_beyond_the_required_pool_is_refused_counted_and_reported() {
+    const MIB: u64 = 1 << 20;
+    let (at_most, marked) = (PoolRule::AtMost(4 * MIB), PoolRule::Marked);
+    let whole = |size| vec![[POOL, size, 7 * MIB, 0]];
+    let halves = vec![[POOL, 2 * MIB, 0, 0], [0, 2 * MIB, 2 * MIB, 2 * MIB]];
+    let part = vec![[POOL, 2 * MIB, 0, 0]];
+    let (none, mark): (&[u8], &[u8]) = (b"", &ringfence_wire::vhost_user::POOL_MARK);
+    for (rule, size, head, regions, pool) in [
+        (PoolRule::Any, 4 * MIB, none, whole(4 * MIB), Some(false)),
+        (PoolRule::Any, 4 * MIB, mark, whole(4 * MIB), Some(true)),
+        (at_most, 4 * MIB, none, whole(4 * MIB), Some(true)),
+        (at_most, 5 * MIB, none, whole(5 * MIB), None),
+        // Two regions of one file are one file.
+        (at_most, 4 * MIB, none, halves.clone(), Some(true)),
+        // The file gives access to more than its region.
+        (at_most, 1 << 40, none, part.clone(), None),
+        (marked, 4 * MIB, mark, whole(4 * MIB), Some(true)),
+        (marked, 4 * MIB, none, whole(4 * MIB), None),
+        (marked, 4 * MIB, &mark[..15], whole(4 * MIB), None),
+        (marked, 4 * MIB, mark, halves, None),
+        (marked, 4 * MIB, mark, part, None),
+    ] {
+        let (link, mut socket, reports) = hand_over(rule, &file_of(size, head), &regions);
+        let state = reports.recv().unwrap();
+        let expected = pool.map(|is_pool| HandedOver { bytes: size, is_pool });
+        assert_eq!(state.memory, expected, "{rule:?} {size} {regions:?}");
+        assert_eq!(link.is_connected(), pool.is_some(), "{rule:?} {size} {regions:?}");
+        let refused = u64::from(pool.is_none());
+        assert_eq!(state.refused, refused);
+        assert_eq!(link.queue.counters.drops(DropReason::BadRequest), refused);
+        if pool.is_none() {
+            assert_eq!(socket.read(&mut [0; 1]).unwrap(), 0);
+        }
+    }
+}
+
+#[test]
+fn memory_of_a_client_that_has_gone_is_no_longer_reported() {
+    let file = file_of(4096, b"");
+    let (mut link, socket, reports) = hand_over(PoolRule::Any, &file, &[[0, 4096, 0, 0]]);
+    assert!(reports.recv().unwrap().memory.is_some());
+    drop(socket);
+    receive(&mut link);
+    assert_eq!(reports.recv().unwrap(), ClientReport::default());
+}
+
+#[test]
+fn indirect_table_and_ring_addresses_outside_of_the_pool_end_the_connection() {
+    // An indirect table beside the pool.
+    let layout = SplitLayout::new(SIZE).unwrap();
+    let start = BUFFERS / 2;
+    let places: [fn(u64) -> u64; 3] =
+        [|base| base + MEMORY as u64 - 16, |base| base - 16, |_| 4096];
+    for place in places {
+        let (mut link, machine) = pair(ALL);
+        let address = place(machine.base());
+        let table = Descriptor { address, len: 32, flags: 4, next: 0 };
+        machine.memory.copy_from(start, &table.to_bytes()).unwrap();
+        machine.memory.copy_from(start + layout.avail_idx(), &1_u16.to_le_bytes()).unwrap();
+        assert!(matches!(try_receive(&mut link), Err(Fault::Misbehaved(_))), "{address:#x}");
+        assert_eq!(link.queue.counters.drops(DropReason::BadRequest), 1);
+    }
+    // A ring at an address of the guest, and not of the hypervisor.
+    let file = file_of(MEMORY as u64, b"");
+    let (mut link, socket, _reports) =
+        hand_over(PoolRule::Any, &file, &[[POOL, MEMORY as u64, 1 << 40, 0]]);
+    let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let tables = [POOL, POOL + 4096, POOL + 8192, 0];
+    send(&socket, &request(number::SET_VRING_NUM, false, &state(0, SIZE.into())), &[]);
+    let address = [state(0, 0), words(&tables)].concat();
+    send(&socket, &request(number::SET_VRING_ADDR, false, &address), &[]);
+    send(&socket, &request(number::SET_VRING_KICK, false, &words(&[0])), &[&event]);
+    receive(&mut link);
+    assert!(!link.is_connected());
+}
+
+#[test]
 fn second_client_is_closed_and_the_first_stays() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
@@ -548,7 +710,7 @@ proptest! {
     #[test]
     fn arbitrary_messages_cause_no_panic(
         messages in proptest::collection::vec(
-            (0_u32..24, any::<bool>(), proptest::collection::vec(any::<u8>(), 0..80), 0_usize..3),
+            (0_u32..28, any::<bool>(), proptest::collection::vec(any::<u8>(), 0..80), 0_usize..3),
             0..30,
         ),
     ) {

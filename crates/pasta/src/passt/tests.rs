@@ -2,7 +2,7 @@ use super::super::machine::{Endpoint, Place};
 use super::super::passt_args::{OF_PASTA, REFUSED};
 use super::super::tests::OPTIONS;
 use super::*;
-use ringfence_uplink_process::link::Transport;
+use ringfence_uplink_process::link::{PoolOrder, Transport};
 
 fn read(line: &str) -> anyhow::Result<Started> {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -57,7 +57,11 @@ fn option_of_pasta_is_refused_by_name() {
 
 #[test]
 fn socket_is_named_probed_or_inherited() {
-    let at = |place, one_off| Endpoint { place, one_off, transport: Transport::Stream };
+    let (transport, status_socket) = (Transport::Stream, None::<std::path::PathBuf>);
+    let at = |place, one_off| {
+        let status_socket = status_socket.clone();
+        Endpoint { place, one_off, transport, status_socket }
+    };
     assert_eq!(endpoint(""), at(Place::Probed, false));
     assert_eq!(endpoint("-1 -s a"), at(Place::Path("a".into()), true));
     assert_eq!(endpoint("--socket a --socket b --one-off"), at(Place::Path("b".into()), true));
@@ -75,10 +79,27 @@ fn arguments_of_libvirt_are_accepted() {
     assert_eq!((args.address.len(), args.tcp_ports.len(), args.udp_ports.len()), (2, 1, 1));
     assert!(!args.foreground && args.interface.as_deref() == Some("eth0"));
     assert_eq!(endpoint(line).transport, Transport::Stream);
-    assert_eq!(endpoint(&format!("--vhost-user {line}")).transport, Transport::VhostUser);
+    assert_eq!(
+        endpoint(&format!("--vhost-user {line}")).transport,
+        Transport::VhostUser(PoolOrder::Any)
+    );
     let vfkit = endpoint("--vfkit -s a");
     assert_eq!((vfkit.transport, vfkit.one_off), (Transport::Datagram, true));
     assert!(read("--vfkit --vhost-user").is_err());
+}
+
+#[test]
+fn pool_is_required_of_shared_memory_only() {
+    let transport = |line: &str| endpoint(line).transport;
+    let at_most = Transport::VhostUser(PoolOrder::AtMost(64 << 20));
+    assert_eq!(transport("--vhost-user --require-pool auto --require-pool 64M"), at_most);
+    let marked = Transport::VhostUser(PoolOrder::Marked);
+    assert_eq!(transport("--vhost-user --require-pool auto"), marked);
+    for line in ["--require-pool 64M", "--vfkit --require-pool auto"] {
+        assert!(read(line).err().unwrap().to_string().contains("--vhost-user"), "{line}");
+    }
+    assert!(read("--vhost-user --require-pool all").is_err());
+    assert_eq!(endpoint("--status-socket a").status_socket, Some("a".into()));
 }
 
 #[test]
@@ -102,9 +123,16 @@ fn help_speaks_of_machines_and_hides_options_of_pasta() {
     let mut command = PasstCommandLine::command();
     let help = command.render_long_help().to_string();
     assert!(!help.contains("namespace"), "{help}");
-    for word in
-        ["--socket", "--fd", "--vhost-user", "--vfkit", "--no-dhcp-dns", "Network of the guest"]
-    {
+    for word in [
+        "--socket",
+        "--fd",
+        "--vhost-user",
+        "--require-pool",
+        "--status-socket",
+        "--vfkit",
+        "--no-dhcp-dns",
+        "Network of the guest",
+    ] {
         assert!(help.contains(word), "{word}: {help}");
     }
     for word in ["--netns", "--config-net", "--splice-only", "--migrate-exit", "PID|COMMAND"] {

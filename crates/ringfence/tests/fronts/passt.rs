@@ -89,6 +89,67 @@ fn machine_on_vhost_user_exchanges_data_in_both_directions_by_its_memory() {
 }
 
 #[test]
+fn machine_that_lends_a_pool_exchanges_data_in_both_directions() {
+    exchange("--vhost-user --require-pool 16M", "vhost-user-pool:vm.socket");
+}
+
+/// Asks a `passt` with `--status-socket status`.
+fn status(world: &World) -> String {
+    world.host(&[world.lab.program(), "status", "--socket", "status"]).succeed(MOMENT)
+}
+
+#[test]
+fn machine_that_lends_a_pool_is_told_from_one_that_shares_all_its_memory() {
+    let world = world!();
+    let _background =
+        Background::start(&world, "pid", "--vhost-user -s vm.socket -l log --status-socket status");
+    assert!(status(&world).contains("vhost-user: no memory of a machine\n"));
+    for (attach, seen) in [
+        ("vhost-user-pool:vm.socket", "lent 16 MiB"),
+        ("vhost-user:vm.socket", "sees all of the machine's memory (16 MiB)"),
+    ] {
+        let script =
+            format!("{CONFIGURE} echo configured; until [ -e asked ]; do sleep 0.05; done");
+        let machine = machine(&world, attach, &script);
+        machine.wait_for_output("configured");
+        let found = status(&world);
+        assert!(found.contains(&format!("vhost-user: {seen}\n")), "{found}");
+        assert!(world.lab.read("log").contains(seen), "{}", world.lab.read("log"));
+        std::fs::write(world.file("asked"), "").unwrap();
+        assert_eq!(machine.finish(LONG).status, Some(0));
+        std::fs::remove_file(world.file("asked")).unwrap();
+    }
+    let log = world.lab.read("log");
+    assert_eq!(log.matches("warning: ").count(), 1, "{log}");
+    assert!(eventually(MOMENT, || status(&world).contains("no memory of a machine")));
+}
+
+#[test]
+fn machine_that_shares_more_than_a_pool_is_refused_with_the_options_to_use() {
+    for (rule, attach) in [
+        ("8M", "vhost-user-pool:vm.socket"),
+        ("8M", "vhost-user:vm.socket"),
+        ("auto", "vhost-user:vm.socket"),
+    ] {
+        let world = world!();
+        let options = format!(
+            "--vhost-user --require-pool {rule} -s vm.socket -l log --status-socket status"
+        );
+        let _background = Background::start(&world, "pid", &options);
+        // The connection ends while the machine is set up, or behind that.
+        machine(&world, attach, "true").finish(LONG);
+        let refused = "vhost-user: 1 clients were disconnected";
+        assert!(eventually(MOMENT, || status(&world).contains(refused)), "{}", status(&world));
+        let log = world.lab.read("log");
+        for word in ["hands over 16 MiB", "-device ivshmem-plain", "iommu_platform=on"] {
+            assert!(log.contains(word), "{rule} {attach}: {log}");
+        }
+        let found = status(&world);
+        assert!(found.contains("vhost-user: no memory of a machine\n"), "{found}");
+    }
+}
+
+#[test]
 fn machine_on_vfkit_socket_exchanges_data_in_both_directions() {
     exchange("--vfkit", "vfkit:vm.socket");
 }

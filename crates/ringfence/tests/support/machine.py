@@ -3,7 +3,7 @@
 A TAP in a new network namespace is the machine's network card. Its frames go over a stream socket, each behind its
 length, as QEMU's do. The script then runs in that namespace, so the machine's network is the kernel's. ATTACH is the
 path of a socket, or `fd:PROGRAM`, which is started with a connected socket as --fd 5 and has to exit with 0, or
-`vhost-user:PATH`: the frames then pass virtqueues in the machine's memory (`vhost_user.py`), with the kernel's offloads.
+`vhost-user:PATH`: the frames then pass virtqueues in the machine's memory (`vhost_user.py`), with the kernel's offloads. With `vhost-user-pool:PATH` that memory is a pool.
 `vfkit:PATH` is a datagram socket with one frame each, which begins as vfkit does.
 """
 import fcntl
@@ -88,14 +88,14 @@ def from_card(stream, tap):
 
 kind, _, where = sys.argv[1].partition(":")
 if not kind.startswith("attached"):
-    if kind == "vhost-user":
-        attached = f"attached-vhost-user:{where}"
+    if kind.startswith("vhost-user"):
+        attached = f"attached-{kind}:{where}"
     else:
         stream = attach(sys.argv[1])
         os.set_inheritable(stream.fileno(), True)
         attached = f"attached:{stream.fileno()}"
     os.execvp("unshare", ["unshare", "--net", sys.executable, __file__, attached, *sys.argv[2:]])
-has_header = kind == "attached-vhost-user"
+has_header = kind.startswith("attached-vhost-user")
 tap = os.open("/dev/net/tun", os.O_RDWR)
 flags = IFF_TAP | IFF_NO_PI | (IFF_VNET_HDR if has_header else 0)
 fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
@@ -107,7 +107,7 @@ subprocess.run(["ip", "link", "set", "eth0", "address", MAC], check=True)
 if has_header:
     import vhost_user
 
-    vhost_user.Card(where, tap).run()
+    vhost_user.Card(where, tap, kind.endswith("-pool")).run()
 else:
     stream = socket.socket(fileno=int(where))
     os.set_inheritable(stream.fileno(), False)

@@ -2,6 +2,9 @@
 
 The memory is a memfd with two virtqueues and their buffers. A buffer takes a whole super-packet. The card's frames have
 a virtio-net header of 12 bytes, as those of a TAP with IFF_VNET_HDR.
+
+With a pool, the memory has the mark of `ringfence-lent-pool` in its first page, and the messages are those of QEMU with
+`iommu_platform=on`. Addresses of the hypervisor are others than those of descriptors.
 """
 import array
 import mmap
@@ -14,11 +17,16 @@ SIZE = 64
 BUFFER = 68 << 10
 AREA = 1 << 20
 BASE = 0x10000000
+# Start of the same memory in the address space of the hypervisor.
+USER = 0x7F0000000000
+TOTAL = 16 << 20
+MARK = b"ringfence-pool 1"
 # CSUM, GUEST_CSUM, GUEST_TSO4/6, HOST_TSO4/6, VERSION_1, PROTOCOL_FEATURES
 FEATURES = 1 << 0 | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 12 | 1 << 32 | 1 << 30
 GET_FEATURES, SET_FEATURES, SET_OWNER, SET_MEM_TABLE = 1, 2, 3, 5
 SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_KICK, SET_VRING_CALL = 8, 9, 10, 12, 13
-SET_VRING_ENABLE = 18
+GET_PROTOCOL_FEATURES, SET_PROTOCOL_FEATURES, SET_VRING_ENABLE, SET_BACKEND_REQ_FD = 15, 16, 18, 21
+ACCESS_PLATFORM, REPLY_ACK, BACKEND_REQ = 1 << 33, 1 << 3, 1 << 5
 WRITE = 2
 
 
@@ -64,34 +72,51 @@ class Queue:
 class Card:
     """Card on the socket `path`, whose frames are those of `tap`."""
 
-    def __init__(self, path, tap):
+    def __init__(self, path, tap, has_pool=False):
         self.tap = tap
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
-        total = 2 * (AREA + SIZE * BUFFER)
         self.file = os.memfd_create("memory")
-        os.ftruncate(self.file, total)
-        memory = mmap.mmap(self.file, total)
-        self.to_guest = Queue(memory, 0, WRITE)
-        self.from_guest = Queue(memory, total // 2, 0)
-        self.set_up(total)
+        os.ftruncate(self.file, TOTAL)
+        memory = mmap.mmap(self.file, TOTAL)
+        if has_pool:
+            memory[:len(MARK)] = MARK
+        self.to_guest = Queue(memory, 0x1000, WRITE)
+        self.from_guest = Queue(memory, TOTAL // 2, 0)
+        self.set_up(has_pool)
 
-    def send(self, request, payload=b"", file=None):
+    def send(self, request, payload=b"", file=None, flags=1):
         files = [] if file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
-        self.socket.sendmsg([struct.pack("=III", request, 1, len(payload)) + payload], files)
+        self.socket.sendmsg([struct.pack("=III", request, flags, len(payload)) + payload], files)
 
-    def set_up(self, total):
-        self.send(GET_FEATURES)
-        offered = struct.unpack("=IIIQ", self.socket.recv(20))[3]
-        assert offered & FEATURES == FEATURES, hex(offered)
+    def ask(self, request):
+        self.send(request)
+        return struct.unpack("=IIIQ", self.socket.recv(20))[3]
+
+    def set_up_for_a_pool(self):
+        """The messages of QEMU with `iommu_platform=on`, before SET_OWNER."""
+        wanted = REPLY_ACK | BACKEND_REQ
+        assert self.ask(GET_PROTOCOL_FEATURES) & wanted == wanted
+        self.send(SET_PROTOCOL_FEATURES, struct.pack("=Q", wanted))
+        self.requests, other = socket.socketpair()
+        self.send(SET_BACKEND_REQ_FD, file=other.fileno(), flags=1 | 8)
+        other.close()
+        assert struct.unpack("=IIIQ", self.socket.recv(20))[3] == 0
+
+    def set_up(self, has_pool):
+        offered, wanted = self.ask(GET_FEATURES), FEATURES | (ACCESS_PLATFORM if has_pool else 0)
+        assert offered & wanted == wanted, hex(offered)
+        if has_pool:
+            self.set_up_for_a_pool()
         self.send(SET_OWNER)
+        # Without a vIOMMU, QEMU does not pass ACCESS_PLATFORM on.
         self.send(SET_FEATURES, struct.pack("=Q", FEATURES))
-        table = struct.pack("=IIQQQQ", 1, 0, BASE, total, BASE, 0)
+        table = struct.pack("=IIQQQQ", 1, 0, BASE, TOTAL, USER, 0)
         self.send(SET_MEM_TABLE, table, self.file)
         for n, queue in enumerate((self.to_guest, self.from_guest)):
             self.send(SET_VRING_NUM, struct.pack("=II", n, SIZE))
             self.send(SET_VRING_BASE, struct.pack("=II", n, 0))
-            tables = [BASE + at for at in (queue.start, queue.used, queue.avail)]
+            tables = [USER + at for at in (queue.start, queue.used, queue.avail)]
             self.send(SET_VRING_ADDR, struct.pack("=IIQQQQ", n, 0, *tables, 0))
             self.send(SET_VRING_KICK, struct.pack("=Q", n), queue.kick)
             self.send(SET_VRING_CALL, struct.pack("=Q", n), queue.call)

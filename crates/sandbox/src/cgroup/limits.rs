@@ -240,8 +240,8 @@ impl FromStr for PidsLimit {
     }
 }
 
-/// Parses a size in bytes with its unit.
-fn bytes_of(text: &str) -> Option<u64> {
+/// Parses a size with its unit, such as `512m` or `1.5g`. Returns the bytes, or `None` for another text.
+pub fn bytes_of(text: &str) -> Option<u64> {
     /// Maximum number of digits behind the point.
     const FRACTION_MAX: usize = 9;
     let lower = text.to_ascii_lowercase();

@@ -162,6 +162,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // driver/src/switch/domain.rs: the user of a connection
+    // link/src/vhost_user/device.rs: the type of a socket for requests
     // nbd/src/client/host.rs: whether there is one
     // platform/src/local/hub/server.rs: the credentials of who connects
     // sandbox/src/channel.rs: the type of a channel
