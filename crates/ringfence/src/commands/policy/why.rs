@@ -84,7 +84,7 @@ mod tests {
         };
         let denial = Denial { record, count: 3, first: 1000.0, last: 1060.5 };
         assert_eq!(
-            text(&[denial.clone()], 1120.0),
+            text(std::slice::from_ref(&denial), 1120.0),
             "pypi.org\u{fffd}[2J:80 (192.0.2.1): 3 times, first 2 min ago, last 59 s ago\n\
              \x20   no rule\n    to allow it: --allow pypi.org:80\n"
         );
