@@ -31,7 +31,7 @@ use crate::packet::{Fragmentation, Mac, PathDiscovery};
 /// Maximum of addresses whose paths are remembered.
 const PATHS_MAX: usize = 1024;
 /// Time in which datagrams may arrive that the guest sent before it knew the path.
-const GRACE: Duration = Duration::from_millis(5);
+const GRACE: Duration = Duration::from_millis(1);
 /// Time for which the guest knows a path. Linux forgets a path's MTU after ten minutes (`mtu_expires`).
 const KNOWN: Duration = Duration::from_secs(500);
 
