@@ -1,8 +1,8 @@
 #!/bin/sh
 # Host of a machine whose network card is on `ringfence passt`: passt-host.sh TRANSPORT RINGFENCE TRAFFIC SHARE QEMU ARGUMENT...
 #
-# TRANSPORT is `stream`, `vhost-user` (the arguments of QEMU share the machine's memory), or `debian` (a stream to the passt
-# of the PATH, for comparison).
+# TRANSPORT is `stream`, `vhost-user` (the arguments of QEMU share the machine's memory), `lent-pool` (they share a pool, and
+# nothing else), or `debian` (a stream to the passt of the PATH, for comparison).
 #
 # The host runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Servers are at the
 # loopback, to which two addresses lead. What they received is in the folder SHARE. Everything ends with QEMU.
@@ -43,11 +43,17 @@ beside sh -c '
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
 ' "$traffic" "$share"
 
-start() { "$@" --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" -t 8080:7002 -S test; }
+# Looks for a secret of the machine in the memory of passt, once the machine asks for it.
+beside python3 "$(dirname "$0")/canary.py" "$share" /dev/shm/passt.pid
+
+start() { "$@" --one-off --socket /dev/shm/passt.socket --pid /dev/shm/passt.pid --log-file "$share/uplink.log" -t 8080:7002 -S test; }
 loopback='--map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80'
 case $transport in
     stream) start "$ringfence" passt --debug -D 127.0.0.1 $loopback ;;
     vhost-user) start "$ringfence" passt --vhost-user --debug -D 127.0.0.1 $loopback ;;
+    lent-pool)
+        start "$ringfence" passt --vhost-user --require-pool 64M --debug -D 127.0.0.1 $loopback
+        ;;
     debian)
         passt --version | head -n 1 >&2
         # Debian's passt does not translate 127.0.0.1, which is then the machine's own loopback. The gateway leads to the host's.
@@ -55,7 +61,9 @@ case $transport in
         ;;
 esac
 card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
-if [ $transport != vhost-user ]; then
+if [ $transport = lent-pool ]; then
+    card=$card,iommu_platform=on,disable-legacy=on,addr=0x11
+elif [ $transport != vhost-user ]; then
     exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket -device $card
 fi
 # QEMU 7.2 crashes with MSI-X under emulation.

@@ -21,6 +21,7 @@ mod hypervisor;
 mod images;
 mod iommufd;
 mod kernel;
+mod lent_pool;
 mod machine;
 mod modes;
 mod module;

@@ -1,7 +1,7 @@
 //! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, also in containers and
 //! virtual machines.
 //!
-//! A machine has no network card, except three kinds: their card is on passt, in namespaces without a way out
+//! A machine has no network card, except four kinds: their card is on passt, in namespaces without a way out
 //! (`vm/linux/passt-host.sh`). A machine has two serial ports: the console of Xen and Linux, which goes to a file, and
 //! the results, which are QEMU's standard output. A directory of the run is mounted in the machine by virtio-9p,
 //! for logs that must survive a crash.
@@ -43,6 +43,8 @@ pub(crate) enum Kind {
     LinuxPasstDebian,
     /// On `ringfence passt`, by vhost-user: QEMU shares the memory of the machine.
     LinuxVhostUser,
+    /// On `ringfence passt`, by vhost-user: QEMU shares a pool, and the memory of the machine is private.
+    LinuxLentPool,
 }
 
 impl Kind {
@@ -57,6 +59,7 @@ impl Kind {
         Kind::LinuxPasst,
         Kind::LinuxPasstDebian,
         Kind::LinuxVhostUser,
+        Kind::LinuxLentPool,
     ];
 
     /// Returns the name of the kind in scenarios.
@@ -73,6 +76,7 @@ impl Kind {
             Kind::LinuxPasst => "linux-passt",
             Kind::LinuxPasstDebian => "linux-passt-debian",
             Kind::LinuxVhostUser => "linux-vhost-user",
+            Kind::LinuxLentPool => "linux-lent-pool",
         }
     }
 
@@ -92,6 +96,7 @@ impl Kind {
             Kind::LinuxPasst => Some("stream"),
             Kind::LinuxPasstDebian => Some("debian"),
             Kind::LinuxVhostUser => Some("vhost-user"),
+            Kind::LinuxLentPool => Some("lent-pool"),
             _ => None,
         }
     }
@@ -135,6 +140,14 @@ const PROCESSOR: &str = "qemu64,+rdrand";
 /// Options of every kernel: no mitigations and self-tests, which cost time under emulation, and few messages.
 const LINUX_OPTIONS: &str =
     "rdinit=/init quiet loglevel=4 mitigations=off cryptomgr.notests panic=5";
+
+/// Options for a pool, which is all that QEMU shares.
+const LENT_POOL: [&str; 4] = [
+    "-object",
+    "memory-backend-memfd,id=pool,size=64M,share=on",
+    "-device",
+    "ivshmem-plain,memdev=pool,addr=0x10",
+];
 
 impl Machine<'_> {
     /// Starts the machine, with its console on this process's standard streams or in the file.
@@ -228,6 +241,9 @@ impl Machine<'_> {
             let file = format!("memory-backend-memfd,id=memory,size={memory}M,share=on");
             words.extend(["-object".to_owned(), file]);
             words.extend(["-machine", "memory-backend=memory"].map(str::to_owned));
+        }
+        if self.kind == Kind::LinuxLentPool {
+            words.extend(LENT_POOL.map(str::to_owned));
         }
         words.extend(["-cpu".to_owned(), format!("{PROCESSOR}{svm}")]);
         let (console, results) = match &self.console {

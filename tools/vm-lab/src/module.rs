@@ -33,6 +33,9 @@ pub(crate) static NETFRONT: Module =
 /// Device of the grant windows.
 pub(crate) static WINDOW: Module =
     Module { file: "ringfence-window.ko", folders: &["linux/grant-window", CALLS, INTERFACE] };
+/// Pools that virtio devices lend their backends.
+pub(crate) static LENT_POOL: Module =
+    Module { file: "ringfence-lent-pool.ko", folders: &["linux/lent-pool"] };
 /// Module of the tests of grant windows.
 pub(crate) static WINDOW_RAW: Module =
     Module { file: "window-raw.ko", folders: &["xen/tests/raw"] };
@@ -94,7 +97,9 @@ pub(crate) fn compile_all(
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<()> {
-    let modules = [(&NETFRONT, NETFRONT.sources(root)?), (&WINDOW, WINDOW.sources(root)?)];
+    let modules = [&NETFRONT, &WINDOW, &LENT_POOL];
+    let modules = modules.map(|module| Ok((module, module.sources(root)?)));
+    let modules = modules.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     let mut release = Apt::new(cache);
     release.update()?;
     for apt in [release, Apt::backports(cache)?] {

@@ -43,8 +43,9 @@ pub(crate) fn write(
     let mut out = File::create(to).with_context(|| to.display().to_string())?;
     let mut base = File::open(&base).with_context(|| base.display().to_string())?;
     io::copy(&mut base, &mut out)?;
-    for part in programs.dom0_parts.iter().filter(|part| kind.is_xen() && orders.want(part)) {
-        let file = &part.file;
+    let parts = programs.dom0_parts.iter().filter(|part| kind.is_xen() && orders.want(part));
+    let module = programs.lent_pool.iter().filter(|_| kind == Kind::LinuxLentPool);
+    for file in parts.map(|part| &part.file).chain(module) {
         out.write_all(&std::fs::read(file).with_context(|| file.display().to_string())?)?;
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct Programs {
     pub(crate) window_driver: Option<PathBuf>,
     /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
     pub(crate) window_tests: Option<PathBuf>,
+    /// Root file system part with the module of `linux/lent-pool`, if a scenario wants it.
+    pub(crate) lent_pool: Option<PathBuf>,
     /// Parts of dom0's root file system that scenarios want: other kernels for guests, foreign ends, the kernel's selftests.
     pub(crate) dom0_parts: Vec<Dom0Part>,
 }
@@ -101,6 +103,7 @@ pub(crate) fn build(
         tests: build_tests(root, target, tests)?,
         guest_driver: None,
         window_driver: None,
+        lent_pool: None,
         window_tests: None,
         dom0_parts: vec![],
     })

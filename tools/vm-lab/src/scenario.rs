@@ -17,6 +17,7 @@
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # driver: netfront window (optional: several of them)
+//! # driver: lent-pool    (optional: it needs the module of `linux/lent-pool`)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
 //! # parts: qemu grub     (optional: dom0 has these parts, see `parts.rs`)
 //! # sampled: modes       (optional: it uses `modes_of`, for which the processor modes of the machine are sampled)
@@ -70,6 +71,8 @@ pub(crate) struct Scenario {
     pub(crate) wants_windows: bool,
     /// Set if it wants the test agent of `xen/tests` as well.
     pub(crate) wants_window_tests: bool,
+    /// Set if it wants the module of `linux/lent-pool`.
+    pub(crate) wants_lent_pool: bool,
     /// Words that it wants on the hypervisor's command line.
     pub(crate) options: String,
     /// Set if it samples the modes of the machine's processors.
@@ -180,8 +183,10 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     );
     let drivers: Vec<&str> = field("driver").unwrap_or_default().split_whitespace().collect();
     anyhow::ensure!(
-        drivers.iter().all(|word| ["netfront", "window", "window-tests"].contains(word)),
-        "`# driver: ...` can only be netfront, window, window-tests, or several of them"
+        drivers
+            .iter()
+            .all(|word| ["netfront", "window", "window-tests", "lent-pool"].contains(word)),
+        "`# driver: ...` can only be netfront, window, window-tests, lent-pool, or several of them"
     );
     let kernel = field("kernel").ok();
     anyhow::ensure!(
@@ -213,6 +218,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_driver: drivers.contains(&"netfront"),
         wants_windows: drivers.iter().any(|word| word.starts_with("window")),
         wants_window_tests: drivers.contains(&"window-tests"),
+        wants_lent_pool: drivers.contains(&"lent-pool"),
         options: field("options").unwrap_or_default().to_owned(),
         wants_modes: sampled.is_some(),
         wants_newest_kernel: kernel == Some("newest"),
@@ -315,6 +321,9 @@ mod tests {
         let tests = TEXT.replace("# limit", "# driver: window-tests\n# options: a=2 b\n# limit");
         let tests = parse("hello", &tests).unwrap();
         assert!(tests.wants_windows && tests.wants_window_tests && !tests.wants_driver);
+        let pool = TEXT.replace("# limit", "# driver: lent-pool\n# limit");
+        let pool = parse("hello", &pool).unwrap();
+        assert!(pool.wants_lent_pool && !pool.wants_driver && !pool.wants_windows);
         let both = TEXT.replace("# limit", "# driver: netfront window\n# limit");
         let both = parse("hello", &both).unwrap();
         assert!(both.wants_windows && !both.wants_window_tests && both.wants_driver);
@@ -341,7 +350,7 @@ mod tests {
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
-                "can only be netfront, window, window-tests, or several",
+                "can only be netfront, window, window-tests, lent-pool, or several",
             ),
             ("# limit", "# driver: netfront blkfront\n# limit", "can only be netfront"),
         ] {
@@ -392,6 +401,7 @@ mod tests {
             wants_guards: false,
             tests: vec![],
             wants_driver: false,
+            wants_lent_pool: false,
             wants_windows: false,
             wants_window_tests: false,
             options: String::new(),

@@ -10,7 +10,7 @@ use crate::parts::Part;
 use crate::program::{self, Dom0Part, Extent};
 use crate::scenario::Scenario;
 use crate::unavailable::Unavailable;
-use crate::{boots, debug_kernel, guest_driver, images, newest_kernel, window_driver};
+use crate::{boots, debug_kernel, guest_driver, images, lent_pool, newest_kernel, window_driver};
 
 /// State that all boots of a run share.
 pub(crate) struct Setting<'a> {
@@ -88,6 +88,10 @@ pub(crate) fn add_driver_parts(
             window_driver::archives(root, images, cache, toolbox, (release, may_install))?;
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
+    }
+    if wants(|scenario| scenario.wants_lent_pool) {
+        let module = lent_pool::archive(release, root, images, cache, toolbox, may_install)?;
+        setting.programs.lent_pool = Some(module);
     }
     let parts = &mut setting.programs.dom0_parts;
     let mut add = |wants: &dyn Fn(&Scenario) -> bool,

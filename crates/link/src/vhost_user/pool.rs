@@ -50,8 +50,8 @@ pub enum PoolFault {
 
 /// Advice on the options of QEMU.
 const LENDING: &str = "lend the device a pool: no `-machine memory-backend=`, but \
-     `-object memory-backend-memfd,id=pool,size=64M,share=on -device ivshmem-plain,memdev=pool`, and \
-     `iommu_platform=on` at the device (docs/vhost-user.md)";
+     `-object memory-backend-memfd,id=pool,size=64M,share=on -device ivshmem-plain,memdev=pool`, \
+     `iommu_platform=on` at the device, and the module ringfence-lent-pool in the machine (docs/vhost-user.md)";
 
 /// Files of a memory table.
 #[derive(Debug, Default)]
