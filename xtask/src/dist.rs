@@ -35,7 +35,7 @@ const PROFILE: &str = "profiling";
 /// Arguments of `cargo xtask dist`.
 #[derive(Args)]
 pub(crate) struct DistArgs {
-    /// Program to pack, in place of one that is built now
+    /// Static program to pack, in place of one that is built now
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Directory for the archives; by default `dist` in the target directory
@@ -123,6 +123,12 @@ impl Dist<'_> {
         let name = format!("ringfence-{version}-x86_64-linux");
         let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
         let glibc = sbom::glibc_in(&bytes);
+        if glibc.is_none() {
+            println!(
+                "{} is not static: the archives are for a trial, because the program needs the libraries of this system",
+                program.display()
+            );
+        }
         let sbom = sbom::render(&self.components, glibc.as_deref(), &self.rust);
         let read = |name: &str| std::fs::read_to_string(self.root.join(name));
         let licences = [
