@@ -9,8 +9,13 @@ use super::encode::{About, Labels, counter, each, family, gauge};
 use crate::xen::status::{Counts, Snapshot, VbdStatus};
 
 /// Counters of a ring that have metrics of their own, with the value of the label `operation`.
-const REQUESTS: [(&str, &str); 4] =
-    [("reads", "read"), ("writes", "write"), ("flushes", "flush"), ("discards", "discard")];
+const REQUESTS: [(&str, &str); 5] = [
+    ("reads", "read"),
+    ("writes", "write"),
+    ("flushes", "flush"),
+    ("discards", "discard"),
+    ("zeroes", "write_zeroes"),
+];
 /// Counters of bytes, with the value of the label `direction`.
 const BYTES: [(&str, &str); 2] = [("read_bytes", "read"), ("written_bytes", "written")];
 
