@@ -149,6 +149,40 @@ fn machine_that_shares_more_than_a_pool_is_refused_with_the_options_to_use() {
     }
 }
 
+/// Hypervisor that shares memory with a secret, or a pool and keeps the secret beside it.
+const MACHINE_WITH_A_SECRET: &str = r#"
+import sys, time, vhost_user
+secret = open("secret", "rb").read() * 1000
+has_pool = sys.argv[1] == "pool"
+card = vhost_user.Card("vm.socket", None, has_pool)
+memory = card.to_guest.memory
+if not has_pool:
+    memory[-len(secret):] = secret
+print("shared", flush=True)
+time.sleep(600)
+"#;
+
+#[test]
+fn secret_beside_the_pool_is_not_found_in_the_memory_of_passt() {
+    let canary = include_str!("../../../../vm/linux/canary.py");
+    for (kind, rule, is_found) in [("pool", "--require-pool auto", false), ("all", "", true)] {
+        let world = world!();
+        std::fs::write(world.file("canary.py"), canary).unwrap();
+        std::fs::write(world.file("secret"), "a-secret-of-32-bytes-in-a-machine").unwrap();
+        std::fs::write(world.file("scan"), "").unwrap();
+        let options = format!("--vhost-user {rule} -s vm.socket -q --status-socket status");
+        let _background = Background::start(&world, "pid", &options);
+        let machine = world.host(&["python3", "-c", MACHINE_WITH_A_SECRET, kind]);
+        machine.wait_for_output("shared");
+        assert!(eventually(MOMENT, || status(&world).contains("16 MiB")), "{}", status(&world));
+        world.host(&["python3", "canary.py", ".", "pid"]).succeed(LONG);
+        let found = world.lab.read("scanned");
+        assert_eq!(!found.starts_with("hits 0 "), is_found, "{kind}: {found}");
+        assert!(found.starts_with("hits "), "{found}");
+        machine.end();
+    }
+}
+
 #[test]
 fn machine_on_vfkit_socket_exchanges_data_in_both_directions() {
     exchange("--vfkit", "vfkit:vm.socket");
