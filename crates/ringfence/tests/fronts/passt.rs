@@ -150,7 +150,7 @@ fn machine_that_shares_more_than_a_pool_is_refused_with_the_options_to_use() {
 }
 
 /// Hypervisor that shares memory with a secret, or a pool and keeps the secret beside it.
-const KEEPER_OF_A_SECRET: &str = r#"
+const MACHINE_WITH_A_SECRET: &str = r#"
 import sys, time, vhost_user
 secret = open("secret", "rb").read() * 1000
 has_pool = sys.argv[1] == "pool"
@@ -172,7 +172,7 @@ fn secret_beside_the_pool_is_not_found_in_the_memory_of_passt() {
         std::fs::write(world.file("scan"), "").unwrap();
         let options = format!("--vhost-user {rule} -s vm.socket -q --status-socket status");
         let _background = Background::start(&world, "pid", &options);
-        let machine = world.host(&["python3", "-c", KEEPER_OF_A_SECRET, kind]);
+        let machine = world.host(&["python3", "-c", MACHINE_WITH_A_SECRET, kind]);
         machine.wait_for_output("shared");
         assert!(eventually(MOMENT, || status(&world).contains("16 MiB")), "{}", status(&world));
         world.host(&["python3", "canary.py", ".", "pid"]).succeed(LONG);
