@@ -439,8 +439,9 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     let to = ([127, 0, 0, 1], 9).into();
     let mut datagrams = host.open_udp(owner(OwnerKind::Udp), 0, to)?;
     datagrams.send(&[1; 4000], Some(1000), None)?;
-    datagrams.set_marks(Marks { hops: 3, class: 0xb8, discovery: PathDiscovery::Guest });
+    // A new class makes the kernel forget the path.
     assert!(datagrams.path_mtu().is_some());
+    datagrams.set_marks(Marks { hops: 3, class: 0xb8, discovery: PathDiscovery::Guest });
     // No process listens there, so an error comes now or later.
     let _ = datagrams.receive(&mut ReceiveBuffer::default());
     let _ = datagrams.error(&mut [0; 64]);

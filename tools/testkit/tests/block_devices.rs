@@ -295,7 +295,7 @@ fn write_to_full_file_system_fails_and_acknowledged_data_is_kept() {
     require!("losetup" of "mount", "mkfs.ext4" of "e2fsprogs");
     let directory = tempfile::tempdir().unwrap();
     let of = |name: &str| directory.path().join(name);
-    drop(sparse(&of("backing"), 12 << 20));
+    drop(sparse(&of("backing"), 8 << 20));
     let device = Loop::of(&of("backing"), 512);
     let mounts = [Mount::tmpfs(&of("tmpfs"), "2m"), Mount::ext4(&of("ext4"), &device)];
     for (mount, cache) in mounts.iter().zip([CacheMode::WriteBack, CacheMode::None]) {

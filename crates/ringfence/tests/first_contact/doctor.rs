@@ -58,15 +58,15 @@ impl Report {
 /// Makes a directory of devices with those that a guest needs, and further ones.
 fn own_devices(further: &str) -> String {
     format!(
-        "mkdir /tmp/dev; mount -t tmpfs none /tmp/dev; mkdir /tmp/dev/net /tmp/dev/xen; \
+        "mkdir /mnt/dev; mount -t tmpfs none /mnt/dev; mkdir /mnt/dev/net /mnt/dev/xen; \
          for node in null zero full random urandom tty net/tun; do \
-         touch /tmp/dev/$node; mount --bind /dev/$node /tmp/dev/$node; done; {further}; \
-         mount --rbind /tmp/dev /dev"
+         touch /mnt/dev/$node; mount --bind /dev/$node /mnt/dev/$node; done; {further}; \
+         mount --rbind /mnt/dev /dev"
     )
 }
 
-/// Makes an empty `/tmp` of the namespace's own.
-const OWN_TMP: &str = "mount -t tmpfs none /tmp";
+/// Makes an empty directory of the namespace's own for [`own_devices`]. The program may lie below `/tmp`.
+const OWN_PLACE: &str = "mount -t tmpfs none /mnt";
 
 #[test]
 fn table_fits_a_terminal_and_says_that_run_works() {
@@ -119,7 +119,7 @@ fn guests_run_without_all_that_is_optional() {
     let lab = Lab::new();
     // A new network namespace lets nobody send echo requests.
     let taken_away = format!(
-        "{OWN_TMP}; {}; \
+        "{OWN_PLACE}; {}; \
          mount -t tmpfs none /sys/fs/cgroup; mount -t tmpfs none /sys/kernel/mm; \
          mkdir /sys/kernel/mm/transparent_hugepage; \
          echo 'always [never]' > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
@@ -144,11 +144,11 @@ fn guests_run_without_all_that_is_optional() {
 fn provided_objects_are_ok_and_closed_ones_have_the_remedy_of_a_denial() {
     require!(Need::Guests);
     let lab = Lab::new();
-    let closed = "touch /tmp/dev/nbd0 /tmp/dev/vhost-net; \
-                  mount --bind /dev/null /tmp/dev/vhost-net; \
-                  mount -o remount,bind,nodev /tmp/dev/vhost-net";
+    let closed = "touch /mnt/dev/nbd0 /mnt/dev/vhost-net; \
+                  mount --bind /dev/null /mnt/dev/vhost-net; \
+                  mount -o remount,bind,nodev /mnt/dev/vhost-net";
     let provided = format!(
-        "{OWN_TMP}; {}; echo '0 0' > /proc/sys/net/ipv4/ping_group_range; \
+        "{OWN_PLACE}; {}; echo '0 0' > /proc/sys/net/ipv4/ping_group_range; \
          mount -t tmpfs none /sys/kernel/mm; mkdir /sys/kernel/mm/transparent_hugepage; \
          echo 'always [advise]' > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         own_devices(closed)
@@ -168,7 +168,7 @@ fn missing_devices_of_xen_have_their_modules_on_xen_alone() {
     let devices = ["xen-evtchn", "xen-gntdev", "xen-gntalloc", "xen-window", "xenstore"];
     // Without /sys the kernel does not say that there is no hypervisor.
     let on_xen = format!(
-        "{OWN_TMP}; {}; mount -t tmpfs none /sys; mkdir -p /sys/module/xen_netback",
+        "{OWN_PLACE}; {}; mount -t tmpfs none /sys; mkdir -p /sys/module/xen_netback",
         own_devices("true")
     );
     let report = Report::without(&lab, &on_xen, "");
@@ -179,7 +179,7 @@ fn missing_devices_of_xen_have_their_modules_on_xen_alone() {
     report.expect("xenstore", "missing", &["is xenstored running?"]);
     report.expect("xen-netback", "limited", &["rmmod xen-netback"]);
     if !std::path::Path::new("/sys/hypervisor/type").exists() {
-        let report = Report::without(&lab, &format!("{OWN_TMP}; {}", own_devices("true")), "");
+        let report = Report::without(&lab, &format!("{OWN_PLACE}; {}", own_devices("true")), "");
         devices.iter().for_each(|name| report.expect(name, "n/a", &[]));
         report.expect("xen-netback", "ok", &[]);
     }
