@@ -16,7 +16,7 @@ use ringfence_offload::packet::tcp_flags::SYN;
 
 use super::connection::TcpConnection;
 use crate::context::Context;
-use crate::host::SendRoom;
+use crate::host::{SendRoom, Socket};
 
 /// Window size from which on a window that is mostly open is not computed again: several segments.
 const WINDOW_IS_LARGE: u32 = 256 << 10;
@@ -24,10 +24,10 @@ const WINDOW_IS_LARGE: u32 = 256 << 10;
 /// Shares of payload in a queue's memory, in 256ths. In a large queue that has refused nothing: each 64 KiB need a
 /// header of their own.
 const SHARE_OF_LARGE: u32 = 248;
-/// In a small queue, before the first measurement: segments of about 400 bytes.
+/// In a small queue before the first measurement, and the minimum of a measured share: segments of about 400 bytes. A few
+/// typed characters in the queue have a lower share, by which the window for the bulk data behind them would be shorter than
+/// a segment; no queue would then be full enough to be measured again.
 const SHARE_OF_SMALL: u32 = 64;
-/// Minimum of a measured share.
-const SHARE_MIN: u32 = 8;
 
 /// Memory from which on the share is measured for the first time.
 const MEASURED_FROM: u32 = 4096;
@@ -58,7 +58,7 @@ impl Offer {
     fn measure(&mut self, payload: u32, memory: u32) {
         let share = u64::from(payload) * 256 / u64::from(memory.max(1));
         let share = u32::try_from(share - share / 4).unwrap_or(SHARE_OF_LARGE);
-        self.payload_share = u8::try_from(share.clamp(SHARE_MIN, SHARE_OF_LARGE)).ok();
+        self.payload_share = u8::try_from(share.clamp(SHARE_OF_SMALL, SHARE_OF_LARGE)).ok();
     }
 
     /// Returns the payload that fits into the free memory of a queue, for a guest with segments of `mss` bytes.
@@ -82,6 +82,15 @@ impl Offer {
 /// Returns `true` if a third of a queue holds no segment of `mss` bytes.
 fn is_small(room: SendRoom, mss: u32) -> bool {
     room.limit / 3 < mss
+}
+
+/// Measures the share of payload in a queue of which `room` was just read. Without effect if the other end acknowledged
+/// payload between the reads of memory and payload: the share of these would have no meaning.
+fn measure(offer: &mut Offer, socket: &Socket, room: SendRoom, context: &mut Context<'_>) {
+    let payload = context.host.unacknowledged(socket);
+    if context.host.send_room(socket).used == room.used {
+        offer.measure(payload, room.used);
+    }
 }
 
 impl TcpConnection {
@@ -112,8 +121,7 @@ impl TcpConnection {
         let is_measured = self.offer.payload_share.is_some();
         let is_due = if is_measured { room.is_nearly_full() } else { room.used >= MEASURED_FROM };
         if is_due && (is_measured || is_small(room, mss)) {
-            let payload = context.host.unacknowledged(socket);
-            self.offer.measure(payload, room.used);
+            measure(&mut self.offer, socket, room, context);
         }
         let free = self.offer.payload(room, mss).min(context.config.tcp.window_max);
         let gain = (self.rcv_nxt + free).since(self.rcv_edge).unwrap_or(0);
@@ -137,8 +145,8 @@ impl TcpConnection {
     /// Measures the share of payload in the queue of a socket that has refused some.
     pub(super) fn measure_full_queue(&mut self, context: &mut Context<'_>) {
         let Some(socket) = &self.socket else { return };
-        let (room, payload) = (context.host.send_room(socket), context.host.unacknowledged(socket));
-        self.offer.measure(payload, room.used);
+        let room = context.host.send_room(socket);
+        measure(&mut self.offer, socket, room, context);
     }
 
     /// Sets or clears the timer of a guest that cannot send a segment, unless the socket reports room.
@@ -210,9 +218,17 @@ mod tests {
     }
 
     #[test]
+    fn window_behind_short_segments_holds_segments_again() {
+        let offer = offer(Some((8, 30_000)));
+        let window = offer.payload(SendRoom { used: 0, limit: 69_120 }, MSS);
+        // The guest sends segments of half of the largest window that it was offered.
+        assert!(window > 10_000, "{window}");
+    }
+
+    #[test]
     fn measured_share_stays_within_bounds() {
         for (payload, memory, share) in
-            [(0, 0, 8), (0, 1000, 8), (9000, 1000, 248), (500, 1000, 96)]
+            [(0, 0, 64), (0, 1000, 64), (9000, 1000, 248), (500, 1000, 96)]
         {
             assert_eq!(offer(Some((payload, memory))).payload_share, Some(share));
         }
