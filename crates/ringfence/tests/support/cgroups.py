@@ -55,7 +55,7 @@ def attempt(name, act):
 
 
 def mount_points():
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         for line in file:
             if " - cgroup" in line:
                 yield line.split(" ")[4]

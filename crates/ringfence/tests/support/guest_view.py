@@ -20,7 +20,7 @@ RUNTIME, SCRATCH = WHAT["runtime"], WHAT["scratch"]
 
 
 def call(name, *arguments):
-    result = getattr(LIBC, name)(*[a.encode() if isinstance(a, str) else a for a in arguments])
+    result = getattr(LIBC, name)(*[os.fsencode(a) if isinstance(a, str) else a for a in arguments])
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -86,7 +86,7 @@ def in_namespace(act, flags=NEWNS):
 
 
 def mount_points():
-    with open("/proc/self/mountinfo") as file:
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
         return [line.split()[4] for line in file]
 
 
