@@ -86,17 +86,25 @@ pub struct QueuedError {
     pub len: usize,
 }
 
+/// Switches on the option of the socket's family.
+fn switch_on(
+    socket: impl AsFd,
+    is_v6: bool,
+    of_v6: libc::c_int,
+    of_v4: libc::c_int,
+) -> io::Result<()> {
+    let (level, option) =
+        if is_v6 { (libc::IPPROTO_IPV6, of_v6) } else { (libc::IPPROTO_IP, of_v4) };
+    set_int(socket, level, option, 1)
+}
+
 /// Makes the kernel queue delivery errors of the socket (`IP_RECVERR`, `IPV6_RECVERR`).
 ///
 /// # Errors
 ///
 /// Returns the kernel's error.
 pub fn queue_errors(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
-    if is_v6 {
-        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)
-    } else {
-        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
-    }
+    switch_on(socket, is_v6, libc::IPV6_RECVERR, libc::IP_RECVERR)
 }
 
 /// Makes the kernel report the destination address of each received datagram (`IP_PKTINFO`,
@@ -106,11 +114,7 @@ pub fn queue_errors(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
 ///
 /// Returns the kernel's error.
 pub fn report_destinations(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
-    if is_v6 {
-        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)
-    } else {
-        set_int(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)
-    }
+    switch_on(socket, is_v6, libc::IPV6_RECVPKTINFO, libc::IP_PKTINFO)
 }
 
 /// Makes the kernel report the type of service or traffic class of each received datagram (`IP_RECVTOS`,
@@ -120,11 +124,7 @@ pub fn report_destinations(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
 ///
 /// Returns the kernel's error.
 pub fn report_class(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
-    if is_v6 {
-        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
-    } else {
-        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
-    }
+    switch_on(socket, is_v6, libc::IPV6_RECVTCLASS, libc::IP_RECVTOS)
 }
 
 /// Makes the kernel report the TTL or hop limit of each received datagram (`IP_RECVTTL`, `IPV6_RECVHOPLIMIT`).
@@ -133,11 +133,7 @@ pub fn report_class(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
 ///
 /// Returns the kernel's error.
 pub fn report_hops(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
-    if is_v6 {
-        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)
-    } else {
-        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)
-    }
+    switch_on(socket, is_v6, libc::IPV6_RECVHOPLIMIT, libc::IP_RECVTTL)
 }
 
 /// Permits the kernel to join received datagrams of equal length (`UDP_GRO`).
