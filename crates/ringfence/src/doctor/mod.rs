@@ -45,7 +45,7 @@ Exit status:
 
 /// Show what this host allows, what works without the rest, and the commands that enable it
 ///
-/// It examines the host as the calling user, and changes nothing. A guest is started for a moment, with `true` as its
+/// Examines the host as the calling user, and changes nothing. A guest is started for a moment, with `true` as its
 /// command.
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
