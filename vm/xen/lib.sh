@@ -36,7 +36,9 @@ guests_with() {
     RAMDISK=/run/guest-$(echo $* | tr ' ' -).cpio
     MEMORY=${GUESTS_MEMORY:-192}
     [ ! -e $RAMDISK ] || return 0
-    for part in guest "$@"; do cat /boot/$part.cpio; done >$RAMDISK
+    for part in guest "$@"; do
+        cat /boot/$part.cpio >>$RAMDISK || give_up "the part $part does not fit in /run"
+    done
 }
 
 # guest_ready NAME...: waits until the guests take commands.

@@ -141,6 +141,10 @@ const PROCESSOR: &str = "qemu64,+rdrand";
 const LINUX_OPTIONS: &str =
     "rdinit=/init quiet loglevel=4 mitigations=off cryptomgr.notests panic=5";
 
+/// Option of dom0's kernel: a root file system without a limit. That of a tmpfs is half of the memory that the first
+/// root file system leaves free, and parts of guests do not fit in what remains.
+const UNLIMITED_ROOT: &str = "rootfstype=ramfs";
+
 /// Options for a pool, which is all that QEMU shares.
 const LENT_POOL: [&str; 4] = [
     "-object",
@@ -292,7 +296,7 @@ impl Machine<'_> {
             ),
             "-initrd".to_owned(),
             format!(
-                "{} console=hvc0 {LINUX_OPTIONS},{root}",
+                "{} console=hvc0 {UNLIMITED_ROOT} {LINUX_OPTIONS},{root}",
                 escaped(&self.images.path("vmlinux"))
             ),
         ]
