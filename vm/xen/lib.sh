@@ -3,6 +3,8 @@
 BACKEND=/local/domain/0/backend
 ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
+# The root file system of a guest takes as much of its memory as it needs: a tmpfs gets half of what is free.
+KERNEL_OPTIONS='quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 rootfstype=ramfs'
 
 # create_guest NAME [LINE...]: creates a guest with these lines in its configuration, and does not wait for it. Its
 # console is in guests/guest-NAME.log. Settings for the guests that follow: MEMORY (MiB), VCPUS, PINNED (each guest on
@@ -19,7 +21,7 @@ create_guest() {
         echo "vcpus=${VCPUS:-1}"
         [ -z "${GUESTS_TYPE:-}" ] || echo "type=\"$GUESTS_TYPE\""
         [ -z "${PINNED:-}" ] || echo "cpus=\"$(($(ls /tmp/*.cfg | wc -l) % $(nproc)))\""
-        echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
+        echo "extra=\"console=hvc0 $KERNEL_OPTIONS ${EXTRA:-}\""
         echo 'on_crash="destroy"'
         echo 'on_poweroff="destroy"'
         for line in "$@"; do echo "$line"; done
@@ -47,7 +49,10 @@ guest_ready() {
     for name in "$@"; do
         find_console $name || return 1
         while read -r -t $((40 * PATIENCE)) line; do
-            case $line in *@ready*) continue 2 ;; esac
+            case $line in
+                *@ready*) continue 2 ;;
+                *'Initramfs unpacking failed'*) echo "guest $name: $line" && return 1 ;;
+            esac
         done <$(cat /tmp/$name.tty)
         echo "guest $name is not ready"
         return 1

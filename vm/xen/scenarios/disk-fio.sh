@@ -37,8 +37,8 @@ check_destruction_under_fio() {
 
 use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
 guests_with tools fio
-# The file of a saved guest is in the memory of dom0. The guest's root file system takes as much of its memory as it needs.
-MEMORY=352 EXTRA=rootfstype=ramfs
+# The file of a saved guest is in the memory of dom0.
+MEMORY=352
 rm -f /boot/fio.cpio
 create_image one 16
 create_image beside 16
