@@ -134,7 +134,7 @@ pub(crate) fn run(args: &ClientsArgs, root: &Path, target: &Path) -> anyhow::Res
         let clients = system.clients(scenario.suite).into_iter();
         for client in clients.filter(|client| client != OLD_PODMAN || scenario.is_for_old) {
             let tallies = peers.iter().map(|peer| {
-                let tally = run_scenario(root, &system, scenario, (&client, *peer), args)?;
+                let tally = run_scenario(root, &system, scenario, &client, *peer, args)?;
                 print!("{}", report::scenario(&client, *peer, &tally));
                 Ok((*peer, tally))
             });
@@ -197,7 +197,8 @@ fn run_scenario(
     root: &Path,
     system: &System,
     scenario: &Scenario,
-    (client, peer): (&str, Peer),
+    client: &str,
+    peer: Peer,
     args: &ClientsArgs,
 ) -> anyhow::Result<Tally> {
     let folder = system.new_run(&format!("{client}-{}-{}", scenario.name, peer.name()))?;

@@ -23,6 +23,25 @@ pub(crate) fn parts(_: &Context) -> anyhow::Result<Vec<String>> {
     Ok(SYSTEMS.map(|(part, _)| part.to_owned()).into())
 }
 
+/// Directories of a run.
+struct RunDirectories {
+    /// Root directory of the new system.
+    system: PathBuf,
+    /// Clone of the repository.
+    source: PathBuf,
+    results: PathBuf,
+}
+
+impl RunDirectories {
+    fn below(folder: &Path) -> RunDirectories {
+        RunDirectories {
+            system: folder.join("system"),
+            source: folder.join("source"),
+            results: folder.join("results"),
+        }
+    }
+}
+
 /// Runs the commands in a system of a release, and prints their durations and what they skipped.
 pub(crate) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
     if !context.toolbox.is_root {
@@ -32,24 +51,24 @@ pub(crate) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
     let (_, release) = known.with_context(|| format!("no system is called {part}"))?;
     let folder = context.target.join("fresh").join(part);
     let pristine = debootstrap(context, release, &folder)?;
-    let (system, source, results) =
-        (folder.join("system"), folder.join("source"), folder.join("results"));
-    for directory in [&system, &source, &results] {
+    let directories = RunDirectories::below(&folder);
+    let RunDirectories { system, source, results } = &directories;
+    for directory in [system, source, results] {
         remove(directory)?;
     }
-    std::fs::create_dir_all(&results)?;
+    std::fs::create_dir_all(results)?;
     let clone = Cmd::new("git").args(["-c", "safe.directory=*", "clone", "--quiet"]);
     let clone = clone.args([context.root.as_os_str(), source.as_os_str()]);
     anyhow::ensure!(clone.run(&folder)?, "the repository cannot be cloned");
-    let copy = Cmd::new("cp").args(["-a"]).args([&pristine, &system]);
+    let copy = Cmd::new("cp").args(["-a"]).args([&pristine, system]);
     anyhow::ensure!(copy.run(&folder)?, "{} cannot be copied", pristine.display());
     let mut commands = vec![];
     for who in ["user", "root"] {
-        run_as(context, who, (&system, &source, &results))?;
-        commands.extend(report(who, &results)?);
+        run_as(context, who, &directories)?;
+        commands.extend(report(who, results)?);
     }
-    remove(&system)?;
-    remove(&source)?;
+    remove(system)?;
+    remove(source)?;
     Ok(outcome(&commands).into())
 }
 
@@ -64,8 +83,8 @@ fn debootstrap(context: &Context, release: &str, folder: &Path) -> anyhow::Resul
     Ok(system)
 }
 
-/// Runs `xtask/fresh.sh` in namespaces of its own: the directories are those of the system, the source and the results.
-fn run_as(context: &Context, who: &str, places: (&Path, &Path, &Path)) -> anyhow::Result<()> {
+/// Runs `xtask/fresh.sh` in namespaces of its own.
+fn run_as(context: &Context, who: &str, directories: &RunDirectories) -> anyhow::Result<()> {
     let toolchain = Cmd::new("rustc").args(["--print", "sysroot"]).output(&context.root)?;
     let toolchain = toolchain.map_err(|error| anyhow::anyhow!("rustc: {error}"))?;
     let manifest: toml::Table =
@@ -76,7 +95,7 @@ fn run_as(context: &Context, who: &str, places: (&Path, &Path, &Path)) -> anyhow
     let script = Cmd::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "sh"])
         .args([context.root.join("xtask/fresh.sh").as_os_str()])
-        .args([places.0, places.1, places.2])
+        .args([&directories.system, &directories.source, &directories.results])
         .args([who, needed, toolchain.trim()]);
     anyhow::ensure!(script.run(&context.root)?, "the system cannot be entered as {who}");
     Ok(())

@@ -74,19 +74,25 @@ fn work(orders: Vec<Order>, at_once: usize, setting: &Setting, total: &Mutex<Tes
                     let start = Instant::now();
                     let ended = one(&order, setting);
                     let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
-                    let is_failed = ended.0.failed > 0 || !ended.0.success;
+                    let is_failed = ended.results.failed > 0 || !ended.results.success;
                     if !setting.is_quiet && (is_failed || !setting.is_brief) {
                         print(&order.program, &ended, start.elapsed());
                     }
-                    total.add(ended.0);
+                    total.add(ended.results);
                 }
             });
         }
     });
 }
 
-/// Runs one program. Returns its results and its output.
-fn one(order: &Order, setting: &Setting) -> (TestRun, Vec<u8>) {
+/// Program of tests that ended.
+struct EndedProgram {
+    results: TestRun,
+    output: Vec<u8>,
+}
+
+/// Runs one program.
+fn one(order: &Order, setting: &Setting) -> EndedProgram {
     let mut command = setting.command(&order.program.file, &order.args);
     if let Some(path) = &order.path {
         command = command.env("PATH", path);
@@ -113,7 +119,7 @@ fn one(order: &Order, setting: &Setting) -> (TestRun, Vec<u8>) {
             }
         }
     }
-    (run, output)
+    EndedProgram { results: run, output }
 }
 
 /// Returns the name of a test as a part of a file name: `net/vif a::b` becomes `net-vif-a-b`.
@@ -134,7 +140,8 @@ fn log(test: &str, output: &[u8]) -> Vec<u8> {
     format!("{own}==== output of the whole program\n{text}").into_bytes()
 }
 
-fn print(program: &Program, (run, output): &(TestRun, Vec<u8>), time: Duration) {
+fn print(program: &Program, ended: &EndedProgram, time: Duration) {
+    let run = &ended.results;
     let mut line = format!("{}: {}", program.name(), count(run.ran(), "test"));
     for (number, what) in [(run.failed, "FAILED"), (run.skipped.len() as u64, "skipped")] {
         if number > 0 {
@@ -145,7 +152,7 @@ fn print(program: &Program, (run, output): &(TestRun, Vec<u8>), time: Duration) 
     // A reader that is gone is no failure of a test.
     if run.failed > 0 || !run.success {
         let _ = writeln!(out, "==== output of {}", program.name());
-        let _ = out.write_all(output);
+        let _ = out.write_all(&ended.output);
     }
     let _ = writeln!(out, "{line}, {}", duration(time));
 }

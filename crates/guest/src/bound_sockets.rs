@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
-use crate::locations::read_own_proc;
+use crate::locations::{DeviceNumber, read_own_proc};
 
 /// Socket that is bound to a path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,17 +26,16 @@ pub(super) struct BoundSocket {
 /// Identity of a socket's file, as far as sock_diag(7) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SocketFile {
-    /// Device number of the file system, major and minor.
-    device: (u32, u32),
+    device: DeviceNumber,
     /// Lower 32 bits of the inode number.
     inode: u32,
 }
 
 impl SocketFile {
     /// Returns `true` for the identity that statx(2) reports of the same file.
-    pub(super) fn is(&self, device: (u32, u32), inode: u64) -> bool {
+    pub(super) fn is(&self, device: DeviceNumber, inode: u64) -> bool {
         // A file system without a device reports other numbers for parts of itself (btrfs(5)).
-        let may_be_same = self.device == device || (self.device.0 == 0 && device.0 == 0);
+        let may_be_same = self.device == device || (self.device.major == 0 && device.major == 0);
         may_be_same && inode & u64::from(u32::MAX) == u64::from(self.inode)
     }
 }
@@ -166,7 +165,7 @@ fn bound(mut attributes: &[u8]) -> Option<BoundSocket> {
             abi::VFS => {
                 let device = word(value, 4)?;
                 // The kernel's own format of a device number.
-                let device = (device >> 20, device & 0xf_ffff);
+                let device = DeviceNumber { major: device >> 20, minor: device & 0xf_ffff };
                 file = Some(SocketFile { device, inode: word(value, 0)? });
             }
             abi::UID => is_foreign = word(value, 0)? == OVERFLOW_ID,
@@ -226,7 +225,8 @@ mod tests {
         let name = bound.as_os_str().as_encoded_bytes();
         let found = sockets.iter().find(|socket| socket.name == name).unwrap();
         let metadata = moved.metadata().unwrap();
-        let device = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+        let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+        let device = DeviceNumber { major, minor };
         assert!(found.file.unwrap().is(device, metadata.ino()));
         assert!(!found.file.unwrap().is(device, metadata.ino() + 1));
     }

@@ -332,8 +332,8 @@ fn set_up(
     kernel_mounts::enter_cgroup_namespace(&config.cgroups, &mut remarks);
     let view::View { mounted, disks, late_devices } =
         view::prepare(config, &mut remarks, &mut notices)?;
-    let terminal = callers.replace().map_err(SetUpError::Terminal)?;
-    let streams = Streams::new(stdin, terminal, !config.view.read_only.is_empty())
+    let (terminal, launchers) = callers.replace().map_err(SetUpError::Terminal)?;
+    let streams = Streams::new(stdin, terminal, launchers, !config.view.read_only.is_empty())
         .map_err(SetUpError::system("inherited descriptors"))?;
     let queues = kernel_mounts::confine(&config.cgroups, &mut remarks)
         .map_err(SetUpError::system("cgroups and message queues"))?;

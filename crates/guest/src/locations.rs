@@ -34,10 +34,24 @@ pub(super) struct FileLocation {
     identity: Identity,
 }
 
+/// Device number of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DeviceNumber {
+    pub(super) major: u32,
+    pub(super) minor: u32,
+}
+
+impl DeviceNumber {
+    /// Returns the device of a file.
+    pub(super) fn of(stat: &Statx) -> DeviceNumber {
+        DeviceNumber { major: stat.stx_dev_major, minor: stat.stx_dev_minor }
+    }
+}
+
 /// Identity of an inode, with its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
-    device: (u32, u32),
+    device: DeviceNumber,
     inode: u64,
     format: u16,
 }
@@ -135,7 +149,7 @@ impl FileLocation {
 impl Identity {
     fn of(stat: &Statx) -> Identity {
         Identity {
-            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            device: DeviceNumber::of(stat),
             inode: stat.stx_ino,
             format: stat.stx_mode & 0o170_000,
         }

@@ -26,6 +26,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::bound_sockets::{self, BoundSocket};
 use crate::directories::{Budget, Directory, Walker};
+use crate::locations::DeviceNumber;
 
 /// Maximum number of directories listed for names that lead nowhere.
 const SEARCHES_MAX: usize = 256;
@@ -305,7 +306,7 @@ impl Numbers {
 
 /// File of a socket.
 struct File {
-    device: (u32, u32),
+    device: DeviceNumber,
     inode: u64,
     links: u32,
 }
@@ -316,7 +317,7 @@ fn socket_at(path: &Path) -> Option<File> {
     let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
     let is_socket = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFSOCK;
     is_socket.then_some(File {
-        device: (stat.stx_dev_major, stat.stx_dev_minor),
+        device: DeviceNumber::of(&stat),
         inode: stat.stx_ino,
         links: stat.stx_nlink,
     })

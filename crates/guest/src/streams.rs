@@ -29,7 +29,8 @@ impl Streams {
     /// Those of the list of inherited descriptors.
     pub(crate) fn new(
         mut stdin: OwnedFd,
-        (terminal, launchers): (CommandTerminal, Option<OwnedFd>),
+        terminal: CommandTerminal,
+        launchers: Option<OwnedFd>,
         has_read_only_paths: bool,
     ) -> io::Result<Streams> {
         let (mut is_reopened, mut files) = (false, Vec::new());

@@ -107,7 +107,7 @@ impl Session {
                 let connection =
                     NamespaceInterface { interface, configured, relayed, to_host, shows_listeners };
                 let inherited = InheritedState { blocked, open_files };
-                Entry::of_namespace(target, (args, run_as), connection, inherited, &mut messages)?
+                Entry::of_namespace(target, args, run_as, connection, inherited, &mut messages)?
             }
         };
         if let (Some((_, channel)), true) = (&entry.process, has_ports_to_host) {
@@ -382,7 +382,8 @@ impl Entry {
     /// Makes the interface in the namespaces. A command gets `inherited` back.
     fn of_namespace(
         target: &Target,
-        (args, run_as): (&PastaArgs, Option<RunAs>),
+        args: &PastaArgs,
+        run_as: Option<RunAs>,
         connection: NamespaceInterface,
         inherited: InheritedState,
         messages: &mut Messages,

@@ -123,7 +123,7 @@ fn start(channel: &Channel) -> Result<(), UplinkFailure> {
     let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
     isolation.lock()?;
     let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
-    serve(channel, &config, egress, made, own, (sockets, descriptors))
+    serve(channel, &config, egress, made, own, sockets, descriptors)
 }
 
 /// Receives the rules of the egress policy, if there is one.
@@ -195,7 +195,8 @@ fn serve(
     egress: Option<Guarded>,
     mut made: Vec<Made>,
     own: Vec<OwnAddresses>,
-    (mut sockets, descriptors): (Vec<OwnedFd>, usize),
+    mut sockets: Vec<OwnedFd>,
+    descriptors: usize,
 ) -> Result<(), UplinkFailure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));

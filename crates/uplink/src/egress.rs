@@ -291,7 +291,7 @@ impl Egress {
         now: Duration,
         counters: &UplinkCounters,
     ) -> Answered {
-        self.read_answer((ends, Protocol::Udp), bytes, now, counters)
+        self.read_answer(ends, Protocol::Udp, bytes, now, counters)
     }
 
     /// Decides on the answer to a query over TCP. A query without one fails. Returns the bytes for the guest.
@@ -304,7 +304,7 @@ impl Egress {
         counters: &UplinkCounters,
     ) -> Option<Vec<u8>> {
         let answered =
-            answer.map(|answer| self.read_answer((ends, Protocol::Tcp), answer, now, counters));
+            answer.map(|answer| self.read_answer(ends, Protocol::Tcp, answer, now, counters));
         match answered {
             Some(Answered::Send(answer)) => Some(answer),
             // The server has closed the connection, or its answer is one to another query.
@@ -312,9 +312,11 @@ impl Egress {
         }
     }
 
+    /// Decides on the answer to a query that the server was asked over `over`.
     fn read_answer(
         &self,
-        (ends, over): (QueryEnds, Protocol),
+        ends: QueryEnds,
+        over: Protocol,
         mut bytes: Vec<u8>,
         now: Duration,
         counters: &UplinkCounters,

@@ -13,7 +13,7 @@ use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
+use ringfence_uplink::tcp::segment::{Header, Ports, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
 use ringfence_uplink::testing::Wire;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
@@ -84,7 +84,7 @@ impl Guest {
         let mut frame = vec![0; 34 + 20 + options.len() + len];
         ends.write(&mut frame, 6, 20 + options.len() + len, 1).unwrap();
         let header = Header {
-            ports: (4000, self.port),
+            ports: Ports { from: 4000, to: self.port },
             seq: Seq(self.sent),
             acknowledged: Seq(self.heard),
             flags,

@@ -12,7 +12,7 @@ use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::scripted::{REFUSES, SILENT, ScriptedHost};
-use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
+use ringfence_uplink::tcp::segment::{Header, Ports, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
 use ringfence_uplink::testing::Wire;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
@@ -77,7 +77,7 @@ impl Guest {
         let len = frame.len() - 34;
         ends.write(&mut frame, 6, len, 1).unwrap();
         let header = Header {
-            ports: (ours, theirs),
+            ports: Ports { from: ours, to: theirs },
             seq: Seq(flow.sent),
             acknowledged: Seq(flow.heard),
             flags,
@@ -116,7 +116,7 @@ impl Guest {
         let layers = Layers::parse(frame, u32::try_from(frame.len()).unwrap()).unwrap();
         let segment = Segment::parse(frame[34..].first_chunk().unwrap(), layers.payload_len());
         let far = Ipv4Addr::from(<[u8; 4]>::try_from(&frame[26..30]).unwrap());
-        let port = (segment.ports.1, segment.ports.0, far);
+        let port = (segment.ports.to, segment.ports.from, far);
         let Some(flow) = self.flows.get_mut(&port) else { return };
         if segment.has(RST) {
             flow.reset = true;

@@ -23,7 +23,7 @@ use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::share::Handoff;
-use ringfence_uplink::tcp::segment::{Header, Segment, SynOptions};
+use ringfence_uplink::tcp::segment::{Header, Ports, Segment, SynOptions};
 use ringfence_uplink::tcp::seq::Seq;
 use ringfence_uplink::testing::Wire;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
@@ -105,7 +105,7 @@ impl Fixture {
         let mut frame = vec![0; 34 + 20 + options.len() + len];
         ends.write(&mut frame, 6, 20 + options.len() + len, 1).unwrap();
         let header = Header {
-            ports: (4000, self.port()),
+            ports: Ports { from: 4000, to: self.port() },
             seq: Seq(GUEST_ISN) + seq,
             acknowledged: Seq(self.isn) + ack,
             flags,

@@ -29,6 +29,27 @@ pub fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
     Ok(lock)
 }
 
+/// Tools of this computer for builds.
+#[derive(Clone, Copy)]
+pub(crate) struct BuildTools<'a> {
+    pub(crate) toolbox: &'a Toolbox,
+    /// Set if missing tools are installed.
+    pub(crate) may_install: bool,
+}
+
+impl BuildTools<'_> {
+    /// Installs the missing ones of these tools, or fails if that is not permitted.
+    pub(crate) fn require(self, needs: &[&'static Tool]) -> anyhow::Result<()> {
+        let mut missing = self.toolbox.missing(needs);
+        if !missing.is_empty() && self.may_install {
+            self.toolbox.install(&missing)?;
+            missing = self.toolbox.missing(needs);
+        }
+        anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+        Ok(())
+    }
+}
+
 /// Directory of one build.
 pub(crate) struct Build<'a> {
     toolbox: &'a Toolbox,
@@ -40,20 +61,14 @@ impl<'a> Build<'a> {
     pub(crate) fn begin(
         folder: PathBuf,
         needs: &[&'static Tool],
-        toolbox: &'a Toolbox,
-        may_install: bool,
+        tools: BuildTools<'a>,
     ) -> anyhow::Result<Build<'a>> {
-        let mut missing = toolbox.missing(needs);
-        if !missing.is_empty() && may_install {
-            toolbox.install(&missing)?;
-            missing = toolbox.missing(needs);
-        }
-        anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+        tools.require(needs)?;
         if folder.exists() {
             std::fs::remove_dir_all(&folder)?;
         }
         std::fs::create_dir_all(folder.join("tree"))?;
-        Ok(Build { toolbox, folder })
+        Ok(Build { toolbox: tools.toolbox, folder })
     }
 
     /// Returns the path of the directory.

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use taskkit::tools::Toolbox;
-
 use crate::apt::Release;
 use crate::args::XenArgs;
+use crate::build::BuildTools;
 use crate::hypervisor;
 use crate::scenario::Scenario;
 use crate::window_xen::{self, Variant};
@@ -45,8 +44,7 @@ impl Choice {
         self,
         root: &Path,
         cache: &Path,
-        toolbox: &Toolbox,
-        may_install: bool,
+        tools: BuildTools<'_>,
         selected: &[Scenario],
     ) -> anyhow::Result<Option<PathBuf>> {
         if let Some(file) = self.file {
@@ -65,9 +63,8 @@ impl Choice {
                 (None, true) => Variant::Debug,
                 (None, false) => Variant::Release,
             };
-            let making = (variant, may_install);
-            return window_xen::elf(root, self.release, cache, toolbox, making).map(Some);
+            return window_xen::elf(root, self.release, cache, tools, variant).map(Some);
         }
-        self.debug.then(|| hypervisor::debug(self.release, cache, toolbox, may_install)).transpose()
+        self.debug.then(|| hypervisor::debug(self.release, cache, tools)).transpose()
     }
 }

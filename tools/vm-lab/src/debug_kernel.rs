@@ -9,9 +9,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::Toolbox;
 
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::{GUEST_MODULES, Images};
 use super::kernel::Modules;
@@ -37,14 +36,13 @@ pub(crate) fn archive(
     root: &Path,
     images: &Images,
     cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
+    tools: BuildTools<'_>,
 ) -> anyhow::Result<PathBuf> {
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
     let sources = NETFRONT.sources(root)?;
     let _lock = build::lock(cache, "debug-kernel")?;
-    let kernel = kernel(&release, cache, toolbox, may_install)?;
+    let kernel = kernel(&release, cache, tools)?;
     let (built, stamp) = (cache.join(ARCHIVE), cache.join("debug-kernel.stamp"));
     let state = kernel_state(&release) + &GUEST_MODULES.concat();
     let state = sources.iter().fold(state, |state, (name, text)| state + name + text);
@@ -52,7 +50,7 @@ pub(crate) fn archive(
         return Ok(built);
     }
     println!("building {} for Linux with KASAN, lockdep and kmemleak", NETFRONT.file);
-    let build = Build::begin(cache.join("debug-driver"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("debug-driver"), NEEDS, tools)?;
     let tree = kernel.join("tree");
     let release = std::fs::read_to_string(tree.join("include/config/kernel.release"))?;
     NETFRONT.compile(&build, &Headers::Here(tree), &sources)?;
@@ -72,19 +70,14 @@ pub(crate) fn archive(
 
 /// Builds the kernel below `cache`, or finds it there. Returns a folder with `vmlinux`, the modules in `installed`, and
 /// `tree` for builds of modules.
-fn kernel(
-    release: &str,
-    cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
-) -> anyhow::Result<PathBuf> {
+fn kernel(release: &str, cache: &Path, tools: BuildTools<'_>) -> anyhow::Result<PathBuf> {
     let folder = cache.join("debug-kernel");
     let (stamp, state) = (folder.join("stamp"), kernel_state(release));
     if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
         return Ok(folder);
     }
     let source = source_package(release).context("the kernel's version has less than two parts")?;
-    let build = Build::begin(folder.clone(), build::LINUX_NEEDS, toolbox, may_install)?;
+    let build = Build::begin(folder.clone(), build::LINUX_NEEDS, tools)?;
     println!("building Linux with KASAN, lockdep and kmemleak, which takes about ten minutes");
     build.unpack_linux(&source, OPTIONS)?;
     build.make(&[["vmlinux", "modules"].as_slice(), EARLY.as_slice()].concat())?;

@@ -5,10 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::Toolbox;
 
 use super::apt::{Apt, Release};
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::Images;
 use super::kernel::in_root;
@@ -30,8 +29,7 @@ pub(crate) fn archive(
     root: &Path,
     images: &Images,
     cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
+    tools: BuildTools<'_>,
 ) -> anyhow::Result<PathBuf> {
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
@@ -45,7 +43,7 @@ pub(crate) fn archive(
         return Ok(built);
     }
     println!("building {} for Linux {release}", NETFRONT.file);
-    let build = Build::begin(cache.join("guest-driver"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("guest-driver"), NEEDS, tools)?;
     let tree = build.folder().join("tree");
     let mut apt = Apt::of(suite, cache)?;
     apt.with_lists(|apt| unpack_ethtool(apt, &tree))?;

@@ -7,10 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::{self, Tool, Toolbox};
+use taskkit::tools::{self, Tool};
 
 use super::apt::{Apt, Release};
-use super::build::Build;
+use super::build::{Build, BuildTools};
 
 /// Tools that the build needs.
 pub(crate) static NEEDS: &[&Tool] =
@@ -65,15 +65,14 @@ fn insert(text: &str, line: &str, new: &str) -> Option<String> {
 pub(crate) fn debug(
     suite: Option<Release>,
     cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
+    tools: BuildTools<'_>,
 ) -> anyhow::Result<PathBuf> {
     let built = cache.join("xen-debug-counters.elf");
     let stamp = cache.join("xen-debug-counters.stamp");
     if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|known| known == recipe()) {
         return Ok(built);
     }
-    let build = Build::begin(cache.join("xen-source"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("xen-source"), NEEDS, tools)?;
     let archive = Apt::source_of(suite, "xen", build.folder())?;
     println!("building Xen for debugging, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;

@@ -4,10 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::Toolbox;
 
 use super::apt::Release;
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::Images;
 use super::module::{self, Headers, LENT_POOL, NEEDS};
@@ -23,8 +22,7 @@ pub(crate) fn archive(
     root: &Path,
     images: &Images,
     cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
+    tools: BuildTools<'_>,
 ) -> anyhow::Result<PathBuf> {
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
@@ -36,7 +34,7 @@ pub(crate) fn archive(
         return Ok(built);
     }
     println!("building {} for Linux {release}", LENT_POOL.file);
-    let build = Build::begin(cache.join("lent-pool"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("lent-pool"), NEEDS, tools)?;
     let headers = match suite {
         Some(suite) => Headers::In(Toolchain::of(suite, &release, cache)?),
         None => module::headers_of(cache, &release, &build.folder().join("tree"))?,

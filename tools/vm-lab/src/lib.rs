@@ -46,10 +46,11 @@ use taskkit::tools::{self, Tool, Toolbox};
 
 use args::{ModulesArgs, Suite};
 use boots::Boots;
+use build::BuildTools;
 use choice::Choice;
 use machine::{Kind, Machine};
 use overlay::Orders;
-use program::Extent;
+use program::{Extent, ProgramSelection};
 use scenario::{Scenario, Set};
 use setting::{Setting, add_driver_parts, prepare};
 
@@ -81,25 +82,20 @@ pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
         selected = scenario::of_other_release(selected, !args.scenarios.is_empty())?;
     }
     let toolbox = Toolbox::new(root, target);
-    let mut missing = toolbox.missing(NEEDS);
-    if !missing.is_empty() && !args.no_install {
-        toolbox.install(&missing)?;
-        missing = toolbox.missing(NEEDS);
-    }
-    anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+    let tools = BuildTools { toolbox: &toolbox, may_install: !args.no_install };
+    tools.require(NEEDS)?;
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
     selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
-    let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
-    let program = args.program.as_deref();
-    let mut setting =
-        prepare(root, target, release, &cache, &toolbox, (Extent::Full, program), &selected)?;
+    let hypervisor = hypervisor.elf(root, &cache, tools, &selected)?;
+    let programs = ProgramSelection { extent: Extent::Full, given: args.program.as_deref() };
+    let mut setting = prepare(root, target, release, &cache, &toolbox, programs, &selected)?;
     setting.hypervisor = hypervisor;
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
-        setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+        setting.iommufd = Some(iommufd::kernel(&cache, tools)?);
     }
-    add_driver_parts(&mut setting, &selected, release, &cache, (&toolbox, !args.no_install))?;
+    add_driver_parts(&mut setting, &selected, release, &cache, tools)?;
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.counts_instructions = args.count_instructions;
@@ -119,7 +115,8 @@ pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
 fn compile_modules(args: &ModulesArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let (cache, toolbox) = (std::path::absolute(cache)?, Toolbox::new(root, target));
-    module::compile_all(root, &cache, &toolbox, !args.no_install).map(|()| true)
+    let tools = BuildTools { toolbox: &toolbox, may_install: !args.no_install };
+    module::compile_all(root, &cache, tools).map(|()| true)
 }
 
 /// Parts of the core scenarios that `cargo xtask test` runs at a time.
@@ -165,7 +162,8 @@ pub fn core(
     anyhow::ensure!(!selected.is_empty(), "no scenario is of this part of the core set");
     let extent = if part == CorePart::Short { Extent::Short } else { Extent::Full };
     let cache = target.join("vm");
-    let setting = prepare(root, target, None, &cache, toolbox, (extent, None), &selected)?;
+    let programs = ProgramSelection { extent, given: None };
+    let setting = prepare(root, target, None, &cache, toolbox, programs, &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
     let note = report::summary(&tallies, start.elapsed());

@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::{self, Tool, Toolbox};
+use taskkit::tools::{self, Tool};
 
 use super::apt::Apt;
-use super::build::Build;
+use super::build::{Build, BuildTools};
 use super::toolchain::Toolchain;
 
 /// Tools of a build. Kbuild's objtool needs libelf.
@@ -91,12 +91,7 @@ pub(crate) enum Headers {
 }
 
 /// Compiles every module for the newest kernel of this Debian release, and of its backports.
-pub(crate) fn compile_all(
-    root: &Path,
-    cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
-) -> anyhow::Result<()> {
+pub(crate) fn compile_all(root: &Path, cache: &Path, tools: BuildTools<'_>) -> anyhow::Result<()> {
     let modules = [&NETFRONT, &WINDOW, &LENT_POOL];
     let modules = modules.map(|module| Ok((module, module.sources(root)?)));
     let modules = modules.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
@@ -104,7 +99,7 @@ pub(crate) fn compile_all(
     release.update()?;
     for apt in [release, Apt::backports(cache)?] {
         let name = newest(&apt)?;
-        let build = Build::begin(cache.join("modules"), NEEDS, toolbox, may_install)?;
+        let build = Build::begin(cache.join("modules"), NEEDS, tools)?;
         let headers = unpack_headers(&apt, &name, &[], &build.folder().join("tree"))?;
         for (module, sources) in &modules {
             let kernel = name.trim_start_matches("linux-headers-");

@@ -6,10 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::Toolbox;
 
 use super::apt::Apt;
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::GUEST_MODULES;
 use super::kernel::{self, Modules, in_root};
@@ -21,12 +20,7 @@ const NEWEST: &str = "linux-image-amd64";
 const ARCHIVE: &str = "newest-kernel.cpio";
 
 /// Makes the part below `cache`, or finds it there; returns its path.
-pub(crate) fn archive(
-    root: &Path,
-    cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
-) -> anyhow::Result<PathBuf> {
+pub(crate) fn archive(root: &Path, cache: &Path, tools: BuildTools<'_>) -> anyhow::Result<PathBuf> {
     let _lock = build::lock(cache, "newest-kernel")?;
     let apt = Apt::backports(cache)?;
     let found = apt.depends(NEWEST, "linux-image-")?.into_iter().next();
@@ -40,7 +34,7 @@ pub(crate) fn archive(
         return Ok(built);
     }
     println!("building {} for Linux {release}, which guests boot", NETFRONT.file);
-    let build = Build::begin(cache.join("newest-kernel"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("newest-kernel"), NEEDS, tools)?;
     let tree = build.folder().join("tree");
     let headers = module::unpack_headers(
         &apt,

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use taskkit::exec::Cmd;
-use taskkit::tools::{Tool, Toolbox};
+use taskkit::tools::Tool;
 
 use super::apt::{Apt, Package, Release};
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::Images;
 use super::kernel::in_root;
@@ -96,8 +96,7 @@ impl Part {
         suite: Option<Release>,
         images: &Images,
         cache: &Path,
-        toolbox: &Toolbox,
-        may_install: bool,
+        tools: BuildTools<'_>,
     ) -> anyhow::Result<PathBuf> {
         let name = self.name();
         let _lock = build::lock(cache, name)?;
@@ -115,7 +114,7 @@ impl Part {
             Ok(packages)
         })?;
         println!("unpacking {} packages for the part {name}", packages.len());
-        let build = Build::begin(cache.join(name), &self.needs(), toolbox, may_install)?;
+        let build = Build::begin(cache.join(name), &self.needs(), tools)?;
         let tree = build.folder().join("root");
         packages.iter().try_for_each(|package| apt.unpack(package, &tree))?;
         let mut archive = Archive::new(Vec::new());

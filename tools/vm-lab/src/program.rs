@@ -32,6 +32,14 @@ impl Extent {
     }
 }
 
+/// Programs that a run uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProgramSelection<'a> {
+    pub(crate) extent: Extent,
+    /// File that replaces `ringfence`.
+    pub(crate) given: Option<&'a Path>,
+}
+
 /// Paths of the programs' files.
 pub(crate) struct Programs {
     /// Program under test (`crates/ringfence`).
@@ -63,15 +71,14 @@ pub(crate) struct Dom0Part {
     pub(crate) scenarios: Vec<String>,
 }
 
-/// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
-/// cargo's target directory.
+/// Builds the programs, and the integration tests in `tests`. `target` is cargo's target directory.
 pub(crate) fn build(
     root: &Path,
     target: &Path,
-    extent: Extent,
-    given: Option<&Path>,
+    selection: ProgramSelection<'_>,
     tests: &BTreeSet<&str>,
 ) -> anyhow::Result<Programs> {
+    let ProgramSelection { extent, given } = selection;
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     // The files are copied into memory under emulation, so they should be small. The flags do not apply to macros and build
     // scripts, which are those of other builds; the profile's own option would make others.

@@ -6,8 +6,9 @@ use taskkit::tools::Toolbox;
 
 use crate::apt::Release;
 use crate::args::PROCESSORS;
+use crate::build::BuildTools;
 use crate::parts::Part;
-use crate::program::{self, Dom0Part, Extent};
+use crate::program::{self, Dom0Part, ProgramSelection};
 use crate::scenario::Scenario;
 use crate::unavailable::Unavailable;
 use crate::{boots, debug_kernel, guest_driver, images, lent_pool, newest_kernel, window_driver};
@@ -32,14 +33,14 @@ pub(crate) struct Setting<'a> {
     pub(crate) verbose: bool,
 }
 
-/// Prepares images, programs and a directory for a run of these scenarios. A given `program` replaces `ringfence`.
+/// Prepares images, programs and a directory for a run of these scenarios.
 pub(crate) fn prepare<'a>(
     root: &'a Path,
     target: &'a Path,
     release: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
-    (extent, program): (Extent, Option<&Path>),
+    selection: ProgramSelection<'_>,
     selected: &[Scenario],
 ) -> anyhow::Result<Setting<'a>> {
     if !cfg!(target_arch = "x86_64") {
@@ -49,7 +50,7 @@ pub(crate) fn prepare<'a>(
     }
     let images = images::prepare(release, cache, toolbox)?;
     let tests = selected.iter().flat_map(|scenario| &scenario.tests).map(String::as_str).collect();
-    let programs = program::build(root, target, extent, program, &tests)?;
+    let programs = program::build(root, target, selection, &tests)?;
     Ok(Setting {
         root,
         target,
@@ -74,23 +75,22 @@ pub(crate) fn add_driver_parts(
     selected: &[Scenario],
     release: Option<Release>,
     cache: &Path,
-    (toolbox, may_install): (&Toolbox, bool),
+    tools: BuildTools<'_>,
 ) -> anyhow::Result<()> {
     let (root, images) = (setting.root, &setting.images);
     let wants = |part: fn(&Scenario) -> bool| selected.iter().any(part);
     if wants(|scenario| scenario.wants_driver) {
-        let driver = guest_driver::archive(release, root, images, cache, toolbox, may_install)?;
+        let driver = guest_driver::archive(release, root, images, cache, tools)?;
         setting.programs.guest_driver = Some(driver);
     }
     if wants(|scenario| scenario.wants_windows) {
         let tests = wants(|scenario| scenario.wants_window_tests);
-        let archives =
-            window_driver::archives(root, images, cache, toolbox, (release, may_install))?;
+        let archives = window_driver::archives(root, images, cache, tools, release)?;
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
     if wants(|scenario| scenario.wants_lent_pool) {
-        let module = lent_pool::archive(release, root, images, cache, toolbox, may_install)?;
+        let module = lent_pool::archive(release, root, images, cache, tools)?;
         setting.programs.lent_pool = Some(module);
     }
     let parts = &mut setting.programs.dom0_parts;
@@ -104,15 +104,13 @@ pub(crate) fn add_driver_parts(
         }
         Ok(())
     };
-    add(&|scenario| scenario.wants_newest_kernel, &|| {
-        newest_kernel::archive(root, cache, toolbox, may_install)
-    })?;
+    add(&|scenario| scenario.wants_newest_kernel, &|| newest_kernel::archive(root, cache, tools))?;
     add(&|scenario| scenario.wants_debug_kernel, &|| {
-        debug_kernel::archive(root, images, cache, toolbox, may_install)
+        debug_kernel::archive(root, images, cache, tools)
     })?;
     for part in Part::ALL {
         add(&|scenario| scenario.parts.contains(&part), &|| {
-            part.archive(release, images, cache, toolbox, may_install)
+            part.archive(release, images, cache, tools)
         })?;
     }
     Ok(())

@@ -5,10 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::tools::Toolbox;
 
 use super::apt::Release;
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::Images;
 use super::module::{self, Headers, Module, NEEDS, WINDOW, WINDOW_RAW};
@@ -34,8 +33,8 @@ pub(crate) fn archives(
     root: &Path,
     images: &Images,
     cache: &Path,
-    toolbox: &Toolbox,
-    (suite, may_install): (Option<Release>, bool),
+    tools: BuildTools<'_>,
+    suite: Option<Release>,
 ) -> anyhow::Result<Archives> {
     let _lock = build::lock(cache, "window-driver")?;
     let image = std::fs::read(images.path("vmlinuz"))?;
@@ -54,7 +53,7 @@ pub(crate) fn archives(
         return Ok(built);
     }
     println!("building {} for Linux {release}", WINDOW.file);
-    let build = Build::begin(cache.join("window-driver"), NEEDS, toolbox, may_install)?;
+    let build = Build::begin(cache.join("window-driver"), NEEDS, tools)?;
     let headers = match suite {
         Some(suite) => Headers::In(Toolchain::of(suite, &release, cache)?),
         None => module::headers_of(cache, &release, &build.folder().join("tree"))?,

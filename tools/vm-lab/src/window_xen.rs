@@ -17,7 +17,7 @@ use taskkit::deb::{Control, Deb, workspace_version};
 use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::{Apt, Release};
-use super::build::{self, Build};
+use super::build::{self, Build, BuildTools};
 use super::hypervisor;
 
 /// Folders of `xen/` that mirror those of Xen's source.
@@ -94,8 +94,8 @@ pub fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::Result<b
         (None, None) => (Source::Package(None), cache),
     };
     std::fs::create_dir_all(&cache)?;
-    let making = (variant, !args.no_install);
-    let built = hypervisor(&root.join("xen"), source, &cache, &toolbox, making)?;
+    let tools = BuildTools { toolbox: &toolbox, may_install: !args.no_install };
+    let built = hypervisor(&root.join("xen"), source, &cache, tools, variant)?;
     let product = if package { deb(&built, root, &cache)? } else { built.elf };
     println!("{}", product.display());
     Ok(true)
@@ -106,11 +106,11 @@ pub(crate) fn elf(
     root: &Path,
     release: Option<Release>,
     cache: &Path,
-    toolbox: &Toolbox,
-    (variant, may_install): (Variant, bool),
+    tools: BuildTools<'_>,
+    variant: Variant,
 ) -> anyhow::Result<PathBuf> {
     let source = Source::Package(release);
-    let built = hypervisor(&root.join("xen"), source, cache, toolbox, (variant, may_install))?;
+    let built = hypervisor(&root.join("xen"), source, cache, tools, variant)?;
     let build = match variant {
         Variant::Release => "",
         Variant::Debug => ", a debug build",
@@ -148,8 +148,8 @@ fn hypervisor(
     sources: &Path,
     source: Source<'_>,
     cache: &Path,
-    toolbox: &Toolbox,
-    (variant, may_install): (Variant, bool),
+    tools: BuildTools<'_>,
+    variant: Variant,
 ) -> anyhow::Result<Built> {
     let debug = variant != Variant::Release;
     let guards = (variant == Variant::Guards).then(|| sources.join(GUARDS));
@@ -178,7 +178,7 @@ fn hypervisor(
     let needs: Vec<&'static Tool> =
         hypervisor::NEEDS.iter().copied().chain([&tools::PATCH]).collect();
     let folder = cache.join(format!("{name}-source"));
-    let build = Build::begin(folder, &needs, toolbox, may_install)?;
+    let build = Build::begin(folder, &needs, tools)?;
     let archive = source.archive(build.folder())?;
     println!("building Xen with grant windows, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;

@@ -47,7 +47,8 @@ impl WindowStock {
         platform: &impl Platform,
         backend: DomId,
         count: u32,
-        (shape, policy): (WindowShape, SourcePolicy),
+        shape: WindowShape,
+        policy: SourcePolicy,
     ) -> Result<WindowStock, WindowError> {
         let access = if shape.writable > 0 { Access::ReadWrite } else { Access::ReadOnly };
         let window = |_| Ok(PageSource::new(platform.window(backend, shape)?, READY, policy));

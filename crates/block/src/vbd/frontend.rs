@@ -112,8 +112,7 @@ impl<P: Platform> VbdFrontend<P> {
             let shape =
                 WindowShape { writable: options.window, read_only: 0, entries: options.window };
             let policy = SourcePolicy { revocation: options.revocation, ..SourcePolicy::default() };
-            let terms = (shape, policy);
-            match WindowStock::new(platform, device.backend, queues, terms) {
+            match WindowStock::new(platform, device.backend, queues, shape, policy) {
                 Ok(stock) => front.windows = Some(stock),
                 Err(error) => front.say_without_windows(&error),
             }

@@ -62,9 +62,14 @@ struct ServerSocket {
     ids: HashMap<u16, usize>,
 }
 
-struct PendingQuery<C> {
+/// Query as a client has sent it.
+struct ClientQuery<C> {
     client: C,
-    query: Vec<u8>,
+    message: Vec<u8>,
+}
+
+struct PendingQuery<C> {
+    asked: ClientQuery<C>,
     transport: Transport,
     /// Servers when the query came, beginning with the first to be queried.
     servers: Vec<SocketAddr>,
@@ -142,25 +147,26 @@ impl<C: Copy> DnsForwarder<C> {
         if self.options.rotate {
             servers.rotate_left(number % self.servers.len());
         }
-        self.send(number, servers, (client, query.to_vec()), 0, over_tcp).is_ok()
+        let asked = ClientQuery { client, message: query.to_vec() };
+        self.send(number, servers, asked, 0, over_tcp).is_ok()
     }
 
-    /// Sends a query to the first server, from the `tries`-th on, that is reachable. Returns client and query if none is.
+    /// Sends a query to the first server, from the `tries`-th on, that is reachable. Returns the query if none is.
     fn send(
         &mut self,
         number: usize,
         servers: Vec<SocketAddr>,
-        (client, query): (C, Vec<u8>),
+        asked: ClientQuery<C>,
         tries: usize,
         over_tcp: bool,
-    ) -> Result<(), (C, Vec<u8>)> {
+    ) -> Result<(), ClientQuery<C>> {
         let within = self.options.timeout.unwrap_or(TRY_TIMEOUT);
         for tries in tries..servers.len() * self.options.attempts.unwrap_or(ROUNDS) {
             let server = servers[tries % servers.len()];
             let transport = if over_tcp {
-                by_stream(server, &query, within)
+                by_stream(server, &asked.message, within)
             } else {
-                self.by_datagram(number, server, &query)
+                self.by_datagram(number, server, &asked.message)
             };
             if let Ok(transport) = transport {
                 if over_tcp {
@@ -168,12 +174,12 @@ impl<C: Copy> DnsForwarder<C> {
                 }
                 let until = Instant::now() + within;
                 self.limits.insert((until, number));
-                let query = PendingQuery { client, query, transport, servers, tries, until };
+                let query = PendingQuery { asked, transport, servers, tries, until };
                 self.pending.insert(number, query);
                 return Ok(());
             }
         }
-        Err((client, query))
+        Err(asked)
     }
 
     /// Sends a query by a new socket, or by one that it shares with others.
@@ -298,15 +304,15 @@ impl<C: Copy> DnsForwarder<C> {
                     let Some(&[high, low]) = message.first_chunk() else { continue };
                     let id = u16::from_be_bytes([high, low]);
                     let Some(&number) = socket.ids.get(&id) else { continue };
-                    let query = self.pending.get(&number).map(|pending| &pending.query[..]);
+                    let asked = self.pending.get(&number).map(|pending| &pending.asked.message[..]);
                     // An answer to an earlier query from the same port, or a forged one.
-                    if !query.is_some_and(|query| is_answer_to(message, id, query)) {
+                    if !asked.is_some_and(|query| is_answer_to(message, id, query)) {
                         continue;
                     }
                     let mut answer = message.to_vec();
-                    if let Some(pending) = self.finish(number) {
-                        answer[..2].copy_from_slice(&pending.query[..2]);
-                        replies.push((pending.client, answer));
+                    if let Some(PendingQuery { asked, .. }) = self.finish(number) {
+                        answer[..2].copy_from_slice(&asked.message[..2]);
+                        replies.push((asked.client, answer));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -332,12 +338,13 @@ impl<C: Copy> DnsForwarder<C> {
             return;
         }
         let answer = core::mem::take(heard);
-        let id = u16::from_be_bytes([pending.query[0], pending.query[1]]);
-        if !is_answer_to(&answer, id, &pending.query) {
+        let query = &pending.asked.message;
+        let id = u16::from_be_bytes([query[0], query[1]]);
+        if !is_answer_to(&answer, id, query) {
             return self.query_next(number, replies);
         }
         if let Some(pending) = self.finish(number) {
-            replies.push((pending.client, answer));
+            replies.push((pending.asked.client, answer));
         }
     }
 
@@ -356,11 +363,9 @@ impl<C: Copy> DnsForwarder<C> {
     fn query_next(&mut self, number: usize, replies: &mut Vec<(C, Vec<u8>)>) {
         let Some(pending) = self.finish(number) else { return };
         let over_tcp = matches!(pending.transport, Transport::Thread(..));
-        let PendingQuery { client, query, servers, tries, .. } = pending;
-        if let Err((client, query)) =
-            self.send(number, servers, (client, query), tries + 1, over_tcp)
-        {
-            replies.extend(failure(query).map(|reply| (client, reply)));
+        let PendingQuery { asked, servers, tries, .. } = pending;
+        if let Err(asked) = self.send(number, servers, asked, tries + 1, over_tcp) {
+            replies.extend(failure(asked.message).map(|reply| (asked.client, reply)));
         }
     }
 }

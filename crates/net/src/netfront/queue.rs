@@ -43,7 +43,8 @@ impl<C: Channel> FrontendQueue<C> {
         };
         let tx = tx::FrontendTx::new(
             FrontRing::init(tx_ring, NETIF_TX),
-            (tx_pages, &memory.head_pages),
+            tx_pages,
+            &memory.head_pages,
             Arc::clone(rules),
             Arc::clone(counters),
         );

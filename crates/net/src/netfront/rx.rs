@@ -179,8 +179,7 @@ impl FrontendRx {
         let mut done = Received { frames: run.frames, work: run.looked };
         let mut bytes = run.bytes;
         if !run.ends {
-            let mut available = self.ring.unconsumed().map_err(|e| self.overflow(e))?;
-            self.receive_chains(batch, budget, &mut available, (&mut done, &mut bytes))?;
+            bytes += self.receive_chains(batch, budget, &mut done)?;
         }
         if done.frames > 0 {
             self.counters.received(done.frames as u64, bytes);
@@ -188,29 +187,30 @@ impl FrontendRx {
         Ok(done)
     }
 
-    /// Slow path: receives packets of any kind.
+    /// Slow path: receives packets of any kind. Adds frames and work to `done`, and returns the number of bytes received.
     fn receive_chains(
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        available: &mut u32,
-        (done, bytes): (&mut Received, &mut u64),
-    ) -> Result<(), Fault> {
+        done: &mut Received,
+    ) -> Result<u64, Fault> {
+        let mut available = self.ring.unconsumed().map_err(|e| self.overflow(e))?;
+        let mut bytes = 0;
         while done.work < budget && batch.frames_left() > 0 && batch.scratch_left() >= HEADER_MAX {
             let (ring, prefetch) = (&self.ring, &mut self.prefetch);
-            let (first, there) = (ring.consumed_index(), *available);
+            let (first, there) = (ring.consumed_index(), available);
             let mut fetch = |ahead: u32| {
                 let ahead_too = there.min(ahead.saturating_add(FETCHED_AHEAD));
                 prefetch.fetch(first, ahead_too, |from, into| ring.responses(from, into));
                 prefetch.get(first.wrapping_add(ahead))
             };
-            match self.parser.next(*available, &mut fetch, &mut self.chain) {
+            match self.parser.next(available, &mut fetch, &mut self.chain) {
                 RxOutcome::Empty => break,
                 RxOutcome::Packet if !batch.has_room_for(self.chain_len()) => break,
                 RxOutcome::Packet => match self.deliver(batch) {
                     Ok(()) => {
                         done.frames += 1;
-                        *bytes += u64::from(self.chain.total());
+                        bytes += u64::from(self.chain.total());
                     }
                     Err(rule) => self.refused(rule),
                 },
@@ -222,10 +222,10 @@ impl FrontendRx {
             }
             let slots = self.chain.slots();
             self.ring.consume(slots);
-            *available = available.saturating_sub(slots);
+            available = available.saturating_sub(slots);
             done.work += 1;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Requests an event for the next response; returns true if there is one already.

@@ -78,7 +78,8 @@ fn sent_checksum(checksum: Checksum) -> netif::Checksum {
 impl FrontendTx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
-        (pool, heads): (TxPages, &[Lease]),
+        pool: TxPages,
+        heads: &[Lease],
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {

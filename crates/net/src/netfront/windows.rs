@@ -73,7 +73,7 @@ impl QueueStock {
         let pages = pages.clamp(1, PAGES_MAX);
         let make = |writable, read_only| {
             let shape = WindowShape { writable, read_only, entries };
-            WindowStock::new(platform, backend, queues, (shape, policy))
+            WindowStock::new(platform, backend, queues, shape, policy)
         };
         Ok(QueueStock { tx: make(0, pages)?, rx: make(pages, 0)? })
     }

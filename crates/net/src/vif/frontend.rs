@@ -301,7 +301,8 @@ impl<P: Platform> VifFrontend<P> {
         let mut memory = self.lend(self.queues.min(most), windows)?;
         let windows = memory.iter().any(|memory| memory.windows().is_some());
         let channels = memory.iter().map(channels).collect::<Result<Vec<_>, _>>()?;
-        let entries: Vec<_> = memory.iter().zip(&channels).map(queue_entries).collect();
+        let queues = memory.iter().zip(&channels);
+        let entries: Vec<_> = queues.map(|(memory, of)| queue_entries(memory, of)).collect();
         let port = NetfrontPort::new(&mut memory, channels, features, &self.rules)?;
         let wanted = self.staging != TxStaging::Off
             && !windows
@@ -363,7 +364,8 @@ impl<P: Platform> VifFrontend<P> {
 
 /// Returns the keys of a queue and their values.
 fn queue_entries<C: Channel>(
-    (memory, channels): (&QueueMemory, &QueueChannels<C>),
+    memory: &QueueMemory,
+    channels: &QueueChannels<C>,
 ) -> Vec<(&'static str, String)> {
     let (tx, rx) = memory.ring_refs();
     let mut entries =

@@ -59,11 +59,17 @@ pub(super) fn all() -> anyhow::Result<Listing> {
     Ok(ask(RuntimeDir::open()?.guests(None)?, ANSWER))
 }
 
+/// Launcher whose answer is pending.
+struct AskedLauncher {
+    pid: i32,
+    channel: Channel,
+}
+
 /// Asks these launchers for their guests.
 fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
     let deadline = Instant::now() + within;
     let mut listing = Listing::default();
-    let mut asked: Vec<(i32, Channel)> = Vec::new();
+    let mut asked: Vec<AskedLauncher> = Vec::new();
     for GuestEntry { pid, connection } in entries {
         let socket = match connection {
             Ok(socket) => socket,
@@ -86,19 +92,20 @@ fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
         let channel = Channel::from_fd(socket);
         match channel.send_now(&Request::Describe, &[]) {
             // A launcher that has closed the connection may have said why.
-            Ok(()) | Err(ChannelError::Closed) => asked.push((pid, channel)),
+            Ok(()) | Err(ChannelError::Closed) => asked.push(AskedLauncher { pid, channel }),
             Err(error) => listing.silent.push(Silent { pid, why: error.to_string() }),
         }
     }
     loop {
         asked = asked.into_iter().filter_map(|one| listing.receive(one)).collect();
         let mut fds: Vec<_> =
-            asked.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)).collect();
+            asked.iter().map(|one| PollFd::new(&one.channel, PollFlags::IN)).collect();
         if fds.is_empty() || !matches!(wait_any(&mut fds, Some(deadline)), Ok(1..)) {
             break;
         }
     }
-    let late = |(pid, _)| Silent { pid, why: format!("not within {within:?}; {IS_IT_STOPPED}") };
+    let why = format!("not within {within:?}; {IS_IT_STOPPED}");
+    let late = |one: AskedLauncher| Silent { pid: one.pid, why: why.clone() };
     listing.silent.extend(asked.into_iter().map(late));
     listing.found.sort_by_key(|found| (found.guest.since, found.pid));
     listing
@@ -106,9 +113,10 @@ fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
 
 impl Listing {
     /// Receives the answer of a launcher, and returns the launcher if there is none yet.
-    fn receive(&mut self, (pid, channel): (i32, Channel)) -> Option<(i32, Channel)> {
+    fn receive(&mut self, asked: AskedLauncher) -> Option<AskedLauncher> {
+        let AskedLauncher { pid, channel } = asked;
         let why = match channel.try_receive::<Reply>() {
-            Ok(None) => return Some((pid, channel)),
+            Ok(None) => return Some(AskedLauncher { pid, channel }),
             Ok(Some((Reply::Guest(guest), _))) => {
                 self.found.push(Found { pid, guest: *guest, channel });
                 return None;

@@ -202,6 +202,40 @@ pub struct Datagram {
     pub hops: Option<u8>,
 }
 
+/// Datagrams that follow each other in a [`ReceiveBuffer`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DatagramRun<'a> {
+    buffer: &'a ReceiveBuffer,
+    datagrams: &'a [Datagram],
+}
+
+impl<'a> DatagramRun<'a> {
+    /// Returns all datagrams of a buffer.
+    pub(crate) fn all(buffer: &'a ReceiveBuffer) -> DatagramRun<'a> {
+        DatagramRun { buffer, datagrams: &buffer.datagrams }
+    }
+
+    /// Splits a buffer where sender or receiver changes.
+    pub(crate) fn by_ends(buffer: &'a ReceiveBuffer) -> impl Iterator<Item = DatagramRun<'a>> {
+        let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
+        buffer.datagrams.chunk_by(same).map(move |datagrams| DatagramRun { buffer, datagrams })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.datagrams.len()
+    }
+
+    pub(crate) fn first(&self) -> Option<&'a Datagram> {
+        self.datagrams.first()
+    }
+
+    /// Returns the datagrams with their bytes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'a Datagram, &'a [u8])> {
+        let buffer = self.buffer;
+        self.datagrams.iter().map(move |datagram| (datagram, buffer.bytes(datagram)))
+    }
+}
+
 /// Buffer space for one datagram or one block, in bytes.
 pub(crate) const ROOM: usize = 1 << 16;
 

@@ -87,7 +87,7 @@ impl Icmp {
                 from: packet.destination,
                 to: packet.source,
             };
-            push_reply(&ends, answer, None, &bytes, context);
+            push_reply(&ends, &EchoReply { kind: answer, id: None, message: &bytes }, context);
             self.bytes = bytes;
             return;
         }
@@ -291,7 +291,9 @@ impl Icmp {
             if bytes.first() == Some(&answer) && bytes.len() >= ECHO_LEN {
                 let hops = datagram.hops.unwrap_or(HOPS_DEFAULT);
                 let marks = Marks { hops, class: datagram.class, ..Marks::default() };
-                send_reply(&ends, (answer, key.guest.port()), bytes, marks, link, context);
+                let id = Some(key.guest.port());
+                let reply = EchoReply { kind: answer, id, message: bytes };
+                send_reply(&ends, &reply, marks, link, context);
             }
         }
         self.flows.touch(id);
@@ -322,22 +324,26 @@ impl Icmp {
     }
 }
 
-/// Writes headers and a reply into `frame`, whose length must be that of both.
-fn write_reply(
-    ends: &Ends,
-    answer: u8,
+/// Echo reply for the guest.
+struct EchoReply<'a> {
+    /// Type of the message.
+    kind: u8,
+    /// Identifier that the guest knows; `None` if `message` has it.
     id: Option<u16>,
-    bytes: &[u8],
-    frame: &mut [u8],
-) -> Option<()> {
+    /// Message from its first byte on. Its type, identifier and checksum are replaced.
+    message: &'a [u8],
+}
+
+/// Writes headers and a reply into `frame`, whose length must be that of both.
+fn write_reply(ends: &Ends, reply: &EchoReply<'_>, frame: &mut [u8]) -> Option<()> {
     let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
     let header = ends.header_len();
-    ends.write(frame, number, bytes.len(), 0)?;
+    ends.write(frame, number, reply.message.len(), 0)?;
     let body = frame.get_mut(header..)?;
-    body.copy_from_slice(bytes);
-    body[0] = answer;
+    body.copy_from_slice(reply.message);
+    body[0] = reply.kind;
     body[2..4].fill(0);
-    if let Some(id) = id {
+    if let Some(id) = reply.id {
         body[4..6].copy_from_slice(&id.to_be_bytes());
     }
     let sum = error::checksum(ends, number, body);
@@ -346,30 +352,29 @@ fn write_reply(
 }
 
 /// Queues a reply from the uplink itself.
-fn push_reply(ends: &Ends, answer: u8, id: Option<u16>, bytes: &[u8], context: &mut Context<'_>) {
+fn push_reply(ends: &Ends, reply: &EchoReply<'_>, context: &mut Context<'_>) {
     context.replies.push(|frame| {
-        frame.resize(ends.header_len() + bytes.len(), 0);
-        write_reply(ends, answer, id, bytes, frame)
+        frame.resize(ends.header_len() + reply.message.len(), 0);
+        write_reply(ends, reply, frame)
     });
 }
 
 fn send_reply(
     ends: &Ends,
-    (answer, id): (u8, u16),
-    bytes: &[u8],
+    reply: &EchoReply<'_>,
     marks: Marks,
     link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
-    let len = ends.header_len() + bytes.len();
+    let len = ends.header_len() + reply.message.len();
     let mtu = usize::from(link.capabilities().mtu);
     if len > mtu + ETHERNET_LEN {
-        return send_long_reply(ends, (answer, id), bytes, (mtu, marks), link, context);
+        return send_long_reply(ends, reply, marks, mtu, link, context);
     }
     let mut slots = Slots::new();
     link.reserve(1, len, &mut slots);
     let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else { return };
-    let written = write_reply(ends, answer, Some(id), bytes, frame)
+    let written = write_reply(ends, reply, frame)
         .and_then(|()| packet::set_marks(frame.get_mut(ETHERNET_LEN..)?, marks.hops, marks.class));
     drop(slots);
     if written.is_some() {
@@ -382,20 +387,21 @@ fn send_reply(
 /// Sends a reply that exceeds the MTU, in fragments.
 fn send_long_reply(
     ends: &Ends,
-    (answer, id): (u8, u16),
-    bytes: &[u8],
-    (mtu, marks): (usize, Marks),
+    reply: &EchoReply<'_>,
+    marks: Marks,
+    mtu: usize,
     link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
     let number = if ends.to.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 };
-    let mut whole = vec![0; ends.header_len() + bytes.len()];
-    let body = write_reply(ends, answer, Some(id), bytes, &mut whole)
+    let mut whole = vec![0; ends.header_len() + reply.message.len()];
+    let body = write_reply(ends, reply, &mut whole)
         .and_then(|()| whole.get(ends.header_len()..)?.split_first_chunk());
     let Some((head, rest)) = body else { return context.counters.drop_reply.add(1) };
     // The identification must differ between replies in flight: identifier and sequence number do.
-    let [_, _, _, _, _, _, high, low] = *head;
-    let fields = Fields { id: id ^ u16::from_be_bytes([high, low]), marks, mtu };
+    let [_, _, _, _, i0, i1, s0, s1] = *head;
+    let id = u16::from_be_bytes([i0, i1]) ^ u16::from_be_bytes([s0, s1]);
+    let fields = Fields { id, marks, mtu };
     let frames = fragment::send(ends, number, head, rest, fields, link);
     context.counters.frames_out.add(frames as u64);
     context.counters.icmp_answers.add(1);

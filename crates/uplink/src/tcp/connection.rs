@@ -11,7 +11,7 @@ use super::backlog::Backlog;
 use super::config::TcpConfig;
 use super::local_stream::LocalStream;
 use super::rto::Rto;
-use super::segment::Segment;
+use super::segment::{Ports, Segment};
 use super::seq::Seq;
 use super::window::Offer;
 use crate::context::Context;
@@ -34,6 +34,15 @@ pub(super) enum Phase {
     /// Both FINs are acknowledged and ours was first. The socket is closed; a repeated FIN of the guest is
     /// still acknowledged.
     TimeWait,
+}
+
+/// SYN of the guest that opens a connection.
+#[derive(Clone, Copy)]
+pub(super) struct GuestSyn<'a> {
+    pub(super) packet: &'a Packet<'a>,
+    pub(super) segment: &'a Segment,
+    /// TCP options, as received.
+    pub(super) options: &'a [u8],
 }
 
 /// Result of an event for a connection.
@@ -99,8 +108,8 @@ pub(super) struct TcpConnection {
     pub(super) phase: Phase,
     pub(super) socket: Option<Socket>,
     pub(super) ends: Ends,
-    /// Port of the other end, port of the guest.
-    pub(super) ports: (u16, u16),
+    /// Ports of segments for the guest.
+    pub(super) ports: Ports,
     /// DSCP of the socket's segments, in the upper six bits.
     pub(super) dscp: u8,
     pub(super) flags: Flags,
@@ -175,13 +184,7 @@ pub(super) const CONGESTION_MIN: u32 = 128 << 10;
 
 impl TcpConnection {
     /// Creates a connection that has sent and received nothing. `iss` is our initial sequence number.
-    pub(super) fn new(
-        phase: Phase,
-        ends: Ends,
-        ports: (u16, u16),
-        iss: Seq,
-        now: Duration,
-    ) -> Self {
+    pub(super) fn new(phase: Phase, ends: Ends, ports: Ports, iss: Seq, now: Duration) -> Self {
         TcpConnection {
             phase,
             socket: None,
@@ -230,19 +233,18 @@ impl TcpConnection {
         phase: Phase,
         key: &FlowKey,
         iss: Seq,
-        packet: &Packet<'_>,
-        (segment, options): (&Segment, &[u8]),
+        syn: GuestSyn<'_>,
         context: &Context<'_>,
     ) -> TcpConnection {
         let ends = Ends {
             from_mac: context.config.mac,
-            to_mac: packet.mac,
-            from: packet.destination,
-            to: packet.source,
+            to_mac: syn.packet.mac,
+            from: syn.packet.destination,
+            to: syn.packet.source,
         };
-        let ports = (key.remote.port(), key.guest.port());
+        let ports = Ports { from: key.remote.port(), to: key.guest.port() };
         let mut flow = TcpConnection::new(phase, ends, ports, iss, context.now);
-        flow.read_syn(segment, options, context.config.mtu);
+        flow.read_syn(syn.segment, syn.options, context.config.mtu);
         flow
     }
 
@@ -255,7 +257,7 @@ impl TcpConnection {
     pub(super) fn record_end(&mut self, context: &Context<'_>) {
         if let Some(egress) = context.egress.as_ref().filter(|_| !self.flags.recorded) {
             self.flags.recorded = true;
-            let to = SocketAddr::new(self.ends.from, self.ports.0);
+            let to = SocketAddr::new(self.ends.from, self.ports.from);
             egress.close(to, self.name.take().map(String::from), self.bytes);
         }
     }
@@ -294,8 +296,3 @@ impl TcpConnection {
 
 /// Maximum segment size of a guest that announces none (RFC 9293, 3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
-
-/// Splits a socket address into IP address and port.
-pub(super) fn split(address: SocketAddr) -> (IpAddr, u16) {
-    (address.ip(), address.port())
-}

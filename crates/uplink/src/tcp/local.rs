@@ -9,14 +9,12 @@ use ringfence_policy::gate::QueryEnds;
 use ringfence_sys::numbers::bounded;
 
 use super::Tcp;
-use super::connection::{Phase, TcpConnection};
+use super::connection::{GuestSyn, Phase, TcpConnection};
 use super::local_stream::{IDLE, LocalStream};
-use super::segment::Segment;
 use crate::context::Context;
 use crate::egress::Egress;
 use crate::flow::{FlowId, FlowKey, Origin};
 use crate::host::{Close, Piece};
-use crate::packet::Packet;
 
 impl Tcp {
     /// Accepts a connection to a name server: the egress policy reads its queries.
@@ -25,12 +23,11 @@ impl Tcp {
         key: FlowKey,
         server: SocketAddr,
         egress: &Arc<Egress>,
-        packet: &Packet<'_>,
-        syn: (&Segment, &[u8]),
+        syn: GuestSyn<'_>,
         context: &mut Context<'_>,
     ) {
         let iss = self.initial_seq(&key, context.now);
-        let mut flow = TcpConnection::for_syn(Phase::SynReceived, &key, iss, packet, syn, context);
+        let mut flow = TcpConnection::for_syn(Phase::SynReceived, &key, iss, syn, context);
         flow.flags.syn_due = true;
         // Its queries are in the egress record.
         flow.flags.recorded = true;

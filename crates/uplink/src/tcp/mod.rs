@@ -61,9 +61,9 @@ use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
-use connection::{Disposition, Phase, TcpConnection, Urgent, split};
+use connection::{Disposition, GuestSyn, Phase, TcpConnection, Urgent};
 pub use run::SegmentRun;
-use segment::{Header, Segment};
+use segment::{Header, Ports, Segment};
 use seq::Seq;
 use serve::Served;
 
@@ -138,9 +138,9 @@ impl Tcp {
         let Some((segment, options)) = Segment::read(packet) else {
             return context.counters.drop_malformed.add(1);
         };
-        let (guest, remote) = segment.ports;
-        let guest = SocketAddr::new(packet.source, guest);
-        let key = FlowKey { guest, remote: SocketAddr::new(packet.destination, remote) };
+        let guest = SocketAddr::new(packet.source, segment.ports.from);
+        let remote = SocketAddr::new(packet.destination, segment.ports.to);
+        let key = FlowKey { guest, remote };
         let found = self.flows.find(&key);
         if let Some(id) = found
             && let Some(flow) = self.flows.get_mut(id)
@@ -152,11 +152,11 @@ impl Tcp {
         match found {
             Some(id) if self.starts_new_connection(id, &segment) => {
                 self.end(id, Close::Reset, context);
-                self.open_from_guest(key, packet, &segment, options, context);
+                self.open_from_guest(key, GuestSyn { packet, segment: &segment, options }, context);
             }
             Some(id) => self.dispatch(id, packet, &segment, options, context),
             None if segment.flags & (SYN | ACK | RST) == SYN => {
-                self.open_from_guest(key, packet, &segment, options, context);
+                self.open_from_guest(key, GuestSyn { packet, segment: &segment, options }, context);
             }
             None => {
                 context.counters.tcp_stray.add(1);
@@ -228,34 +228,26 @@ impl Tcp {
     }
 
     /// Opens a connection for a SYN of the guest.
-    fn open_from_guest(
-        &mut self,
-        key: FlowKey,
-        packet: &Packet<'_>,
-        segment: &Segment,
-        options: &[u8],
-        context: &mut Context<'_>,
-    ) {
+    fn open_from_guest(&mut self, key: FlowKey, syn: GuestSyn<'_>, context: &mut Context<'_>) {
         let Some(to) = context.open_to(key.remote, Protocol::Tcp) else {
-            return reset::refuse(packet, segment, context);
+            return reset::refuse(syn.packet, syn.segment, context);
         };
         if let Some(egress) = context.egress
             && context.config.access.is_name_server(key.remote)
             && egress.answers_for(key.remote, context.now)
         {
-            return self.open_for_names(key, to, egress, packet, (segment, options), context);
+            return self.open_for_names(key, to, egress, syn, context);
         }
         let (mut first, mut name) = (None, None);
         if let Some(egress) = &context.egress {
             let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
-                return reset::refuse(packet, segment, context);
+                return reset::refuse(syn.packet, syn.segment, context);
             };
             name = decision.name.as_ref().map(|name| name.as_str().into());
             first = FirstBytes::new(egress, key.remote, decision);
         }
         let iss = self.initial_seq(&key, context.now);
-        let syn = (segment, options);
-        let mut flow = TcpConnection::for_syn(Phase::Connecting, &key, iss, packet, syn, context);
+        let mut flow = TcpConnection::for_syn(Phase::Connecting, &key, iss, syn, context);
         flow.first = first;
         flow.name = name;
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
@@ -264,7 +256,7 @@ impl Tcp {
             Ok(()) => {
                 context.counters.tcp_opened.add(1);
                 if let Some(flow) = self.flows.get_mut(id) {
-                    flow.copy_dscp(packet, context);
+                    flow.copy_dscp(syn.packet, context);
                 }
             }
             Err(errno) => self.refuse(id, errno, context),
@@ -316,10 +308,11 @@ impl Tcp {
             context.counters.tcp_refused.add(1);
             return;
         }
-        let ((from, ours), (to, guests)) = (split(client), split(guest));
+        let (from, to) = (client.ip(), guest.ip());
         let ends = Ends { from_mac: context.config.mac, to_mac: mac, from, to };
+        let ports = Ports { from: client.port(), to: guest.port() };
         let iss = self.initial_seq(&key, context.now);
-        let mut flow = TcpConnection::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
+        let mut flow = TcpConnection::new(Phase::SynSent, ends, ports, iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
         // Egress records are about connections that the guest opens.

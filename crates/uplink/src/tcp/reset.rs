@@ -32,8 +32,7 @@ pub(super) fn refuse(packet: &Packet<'_>, segment: &Segment, context: &mut Conte
         let flags = tcp_flags::RST | tcp_flags::ACK;
         Header { seq: Seq(0), acknowledged: segment.end(), flags, ..Header::default() }
     };
-    let ports = (segment.ports.1, segment.ports.0);
-    send(&ends, Header { ports, ..header }, context);
+    send(&ends, Header { ports: segment.ports.reversed(), ..header }, context);
 }
 
 /// Answers the SYN of a connection that the host could not open: by a reset if the other end has refused it, by an ICMP error
@@ -48,7 +47,7 @@ pub(super) fn refuse_syn(flow: &TcpConnection, errno: Errno, context: &mut Conte
         let header = Header { ports, acknowledged, flags, ..Header::default() };
         return send(&flow.ends, header, context);
     }
-    let (ports, flags) = ((flow.ports.1, flow.ports.0), tcp_flags::SYN);
+    let (ports, flags) = (flow.ports.reversed(), tcp_flags::SYN);
     let syn = Header { ports, seq: flow.rcv_nxt - 1, flags, ..Header::default() };
     let mut body = [0; HEADER_LEN];
     if syn.write(&[], 0, &mut body).is_some() {

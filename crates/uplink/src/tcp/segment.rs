@@ -55,11 +55,26 @@ impl SynOptions {
     }
 }
 
+/// Ports of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ports {
+    /// Port of the sender.
+    pub from: u16,
+    /// Port of the receiver.
+    pub to: u16,
+}
+
+impl Ports {
+    /// Returns the ports of a segment in the other direction.
+    pub fn reversed(self) -> Ports {
+        Ports { from: self.to, to: self.from }
+    }
+}
+
 /// Header fields of a segment from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Port of the guest, port of the other end.
-    pub ports: (u16, u16),
+    pub ports: Ports,
     /// Sequence number of the first byte, or of the SYN.
     pub seq: Seq,
     /// Acknowledgement number; valid if [`Segment::ack`] is true.
@@ -89,7 +104,7 @@ impl Segment {
         let urgent = u16::from_be_bytes([u0, u1]);
         let is_urgent = flags & tcp_flags::URG != 0 && urgent > 0;
         Segment {
-            ports: (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1])),
+            ports: Ports { from: u16::from_be_bytes([s0, s1]), to: u16::from_be_bytes([d0, d1]) },
             seq: Seq(u32::from_be_bytes([q0, q1, q2, q3])),
             acknowledged: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
             flags,
@@ -128,8 +143,7 @@ fn options_of<'a>(layers: &Layers, transport: &'a [u8]) -> Option<&'a [u8]> {
 /// Header fields of a segment for the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Header {
-    /// Port of the other end, port of the guest.
-    pub ports: (u16, u16),
+    pub ports: Ports,
     /// Sequence number of the first byte.
     pub seq: Seq,
     /// Acknowledgement number; valid if ACK is set.
@@ -151,8 +165,8 @@ impl Header {
         let words =
             u8::try_from(len / 4).ok().filter(|&words| words < 16 && len.is_multiple_of(4))?;
         let (header, rest) = out.get_mut(..len)?.split_first_chunk_mut::<HEADER_LEN>()?;
-        header[0..2].copy_from_slice(&self.ports.0.to_be_bytes());
-        header[2..4].copy_from_slice(&self.ports.1.to_be_bytes());
+        header[0..2].copy_from_slice(&self.ports.from.to_be_bytes());
+        header[2..4].copy_from_slice(&self.ports.to.to_be_bytes());
         header[4..8].copy_from_slice(&self.seq.0.to_be_bytes());
         header[8..12].copy_from_slice(&self.acknowledged.0.to_be_bytes());
         header[12] = words << 4;
@@ -195,7 +209,7 @@ mod tests {
         let header: [u8; 20] =
             [0x1f, 0x90, 0x00, 0x50, 1, 2, 3, 4, 5, 6, 7, 8, 0x50, 0x38, 0x10, 0, 0xab, 0xcd, 0, 3];
         let segment = Segment::parse(&header, 10);
-        assert_eq!(segment.ports, (8080, 80));
+        assert_eq!(segment.ports, Ports { from: 8080, to: 80 });
         assert_eq!((segment.seq, segment.acknowledged), (Seq(0x0102_0304), Seq(0x0506_0708)));
         assert!(segment.ack() && segment.has(tcp_flags::PSH) && !segment.has(tcp_flags::SYN));
         assert_eq!((segment.window, segment.urgent, segment.len), (0x1000, Some(3), 10));

@@ -87,6 +87,22 @@ struct Flow {
     inspector: Option<Box<DatagramInspector>>,
 }
 
+impl Flow {
+    /// Creates an association whose other end is `outward` on the host. `mac` is the guest's.
+    fn new(route: Route, outward: SocketAddr, mac: Mac) -> Flow {
+        Flow {
+            route,
+            mac,
+            outward,
+            answered: false,
+            queued: false,
+            marks: Marks::default(),
+            path: KnownPath::UNKNOWN,
+            inspector: None,
+        }
+    }
+}
+
 /// Socket of a forwarded port, or one that associations of the same guest port share.
 struct Listener {
     socket: Box<dyn DatagramSocket>,
@@ -246,7 +262,8 @@ impl Udp {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
-        let id = self.insert(key, (outward, packet.mac), Route::Closed, Origin::Guest, context)?;
+        let flow = Flow::new(Route::Closed, outward, packet.mac);
+        let id = self.insert(key, flow, Origin::Guest, context)?;
         match self.open_route(id, &key, outward, context) {
             Ok(route) => {
                 let flow = self.flows.get_mut(id)?;
@@ -268,8 +285,7 @@ impl Udp {
     fn insert(
         &mut self,
         key: FlowKey,
-        (outward, mac): (SocketAddr, Mac),
-        route: Route,
+        flow: Flow,
         origin: Origin,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
@@ -279,10 +295,6 @@ impl Udp {
             self.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
-        let (marks, inspector) = (Marks::default(), None);
-        let (answered, queued) = (false, false);
-        let path = KnownPath::UNKNOWN;
-        let flow = Flow { route, mac, outward, answered, queued, marks, path, inspector };
         self.flows.insert(key, flow, origin)
     }
 

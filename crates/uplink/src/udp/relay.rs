@@ -25,7 +25,7 @@ use super::{ANSWERED, REPORTS, UNANSWERED, Udp};
 use crate::context::Context;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::forward::{ForwardId, Reused};
-use crate::host::datagrams::{Datagram, DatagramSocket, ReceiveBuffer, Via};
+use crate::host::datagrams::{Datagram, DatagramRun, DatagramSocket, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
 
 /// Maximum of receive calls in one round.
@@ -49,6 +49,14 @@ enum Entrance {
     /// Socket of the guest's loopback, by its index.
     Inner(usize),
     Port(ForwardId),
+}
+
+/// Port on the host whose datagrams go to the guest.
+#[derive(Clone, Copy)]
+pub(super) struct ForwardedPort {
+    pub(super) id: ForwardId,
+    /// Address of the guest's server.
+    pub(super) guest: SocketAddr,
 }
 
 /// Socket of one client at the other side.
@@ -268,7 +276,7 @@ impl DatagramRelays {
                 })
             });
             match id {
-                Some(id) => self.send(id, buffer, datagram, context),
+                Some(id) => self.send(id, datagram, buffer.bytes(datagram), context),
                 None => context.counters.udp_refused.add(1),
             }
         }
@@ -304,20 +312,19 @@ impl DatagramRelays {
     /// the link.
     pub(super) fn carry_in(
         &mut self,
-        (port, guest): (ForwardId, SocketAddr),
+        port: ForwardedPort,
         via: Via,
-        buffer: &ReceiveBuffer,
-        datagrams: &[Datagram],
+        run: DatagramRun<'_>,
         context: &mut Context<'_>,
     ) -> bool {
         if self.pool.is_none() || !via.to.ip().to_canonical().is_loopback() {
             return false;
         }
-        let number = bounded(port.0.index, u16::MAX);
-        let key = FlowKey { guest: via.to, remote: SocketAddr::new(guest.ip(), number) };
+        let number = bounded(port.id.0.index, u16::MAX);
+        let key = FlowKey { guest: via.to, remote: SocketAddr::new(port.guest.ip(), number) };
         let id = match self.clients.find(&key) {
             Some(id) => id,
-            None => match self.open_inner(key, port, guest, via, context) {
+            None => match self.open_inner(key, port, via, context) {
                 Some(id) => id,
                 None => return false,
             },
@@ -325,8 +332,8 @@ impl DatagramRelays {
         if self.clients.get(id).is_none_or(|one| one.socket.is_none()) {
             return false;
         }
-        for datagram in datagrams {
-            self.send(id, buffer, datagram, context);
+        for (datagram, bytes) in run.iter() {
+            self.send(id, datagram, bytes, context);
         }
         true
     }
@@ -335,17 +342,17 @@ impl DatagramRelays {
     fn open_inner(
         &mut self,
         key: FlowKey,
-        port: ForwardId,
-        guest: SocketAddr,
+        port: ForwardedPort,
         via: Via,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
+        let guest = port.guest;
         let pool = self.pool.as_mut()?.of(guest.is_ipv4());
         let socket = pool.pop();
         self.is_low |= pool.len() < POOL_LOW;
         let (socket, ip) = (socket?, loopback(guest.is_ipv4()));
         let to = SocketAddr::new(ip, guest.port());
-        self.open(key, Entrance::Port(port), via, context, |owner, context| {
+        self.open(key, Entrance::Port(port.id), via, context, |owner, context| {
             context.host.connect_udp(owner, socket, to)
         })
     }
@@ -383,14 +390,7 @@ impl DatagramRelays {
     }
 
     /// Sends a client's datagram to the server.
-    fn send(
-        &mut self,
-        id: FlowId,
-        buffer: &ReceiveBuffer,
-        datagram: &Datagram,
-        context: &mut Context<'_>,
-    ) {
-        let bytes = buffer.bytes(datagram);
+    fn send(&mut self, id: FlowId, datagram: &Datagram, bytes: &[u8], context: &mut Context<'_>) {
         if let Some((socket, _)) = self.entry(Source::Association(id)) {
             // A server that is not there is reported by the socket; the datagram is lost.
             let _ = socket.send(bytes, datagram.segment, None);

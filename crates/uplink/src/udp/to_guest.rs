@@ -13,15 +13,15 @@ use ringfence_policy::gate::QueryEnds;
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
-use super::relay::DatagramRelays;
-use super::{Route, Source, Udp};
+use super::relay::{DatagramRelays, ForwardedPort};
+use super::{Flow, Route, Source, Udp};
 use crate::context::Context;
 use crate::egress::Answered;
 use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::flow::{FlowId, FlowKey, Origin};
 use crate::fragment::{self, Fields};
 use crate::host::OwnerKind;
-use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
+use crate::host::datagrams::{DatagramRun, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
 use crate::name_query::{NameQuery, QueryClient};
 use crate::packet::{self, HOPS_DEFAULT, Mac, Marks};
@@ -33,6 +33,14 @@ pub(super) const UDP_LEN: usize = 8;
 /// Length of the longest IP packet, in bytes.
 const IP_MAX: usize = 65_535;
 
+/// Payload of one datagram for the guest.
+#[derive(Clone, Copy)]
+struct Payload<'a> {
+    bytes: &'a [u8],
+    /// Type of service or traffic class.
+    class: u8,
+}
+
 impl UdpEnds {
     fn new(key: &FlowKey, mac: Mac, context: &Context<'_>) -> UdpEnds {
         let ends = Ends {
@@ -42,6 +50,11 @@ impl UdpEnds {
             to: key.guest.ip(),
         };
         UdpEnds { ends, from: key.remote.port(), to: key.guest.port() }
+    }
+
+    /// Returns the length of the longest payload that a packet of at most `mtu` bytes has room for.
+    fn payload_max(&self, mtu: u16) -> usize {
+        usize::from(mtu).saturating_sub(self.ends.header_len() + UDP_LEN - ETHERNET_LEN)
     }
 }
 
@@ -134,7 +147,7 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        self.emit_answers(&key, &udp_ends, (buffer, buffer.datagrams()), link, context);
+        self.emit_answers(&key, &udp_ends, DatagramRun::all(buffer), link, context);
     }
 
     /// Sends the guest datagrams of a host that it has addressed: from a name server, as the egress policy has them.
@@ -142,20 +155,20 @@ impl Udp {
         &mut self,
         key: &FlowKey,
         udp_ends: &UdpEnds,
-        (buffer, datagrams): (&ReceiveBuffer, &[Datagram]),
+        run: DatagramRun<'_>,
         link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let Some(egress) = super::admission::policy_of(key.remote, context) else {
-            return self.emit(udp_ends, buffer, datagrams, link, context);
+            return self.emit(udp_ends, run, link, context);
         };
-        for datagram in datagrams {
-            let bytes = buffer.bytes(datagram);
+        for (datagram, bytes) in run.iter() {
             for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
                 let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
                 match egress.answer(ends, piece.to_vec(), context.now, context.counters) {
                     Answered::Send(answer) => {
-                        self.send_answer(udp_ends, (&answer, datagram.class), link, context);
+                        let answer = Payload { bytes: &answer, class: datagram.class };
+                        self.send_answer(udp_ends, answer, link, context);
                     }
                     Answered::AskOverTcp(query) => {
                         let client = QueryClient::Datagram(udp_ends.ends.to_mac);
@@ -177,23 +190,21 @@ impl Udp {
     fn send_queued_answers(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) {
         for (key, mac, answer) in core::mem::take(&mut self.answers) {
             let ends = UdpEnds::new(&key, mac, context);
-            self.send_answer(&ends, (&answer, 0), link, context);
+            self.send_answer(&ends, Payload { bytes: &answer, class: 0 }, link, context);
         }
     }
 
     fn send_answer(
         &mut self,
         udp_ends: &UdpEnds,
-        (answer, class): (&[u8], u8),
+        answer: Payload<'_>,
         link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let takes = link.capabilities();
-        let headers = udp_ends.ends.header_len() + UDP_LEN - ETHERNET_LEN;
-        let longest = usize::from(takes.mtu).saturating_sub(headers);
         context.counters.udp_datagrams_out.add(1);
-        context.counters.udp_bytes_out.add(answer.len() as u64);
-        self.send_whole(udp_ends, (answer, class), longest, &takes, link, context);
+        context.counters.udp_bytes_out.add(answer.bytes.len() as u64);
+        self.send_whole(udp_ends, answer, &takes, link, context);
     }
 
     /// Sends the guest datagrams of a forwarded port or a shared socket. Each client has an association of its own.
@@ -207,16 +218,15 @@ impl Udp {
     ) {
         let port = self.listeners.id_of(OwnerKind::UdpListener, index);
         let listener = self.listeners.get(index).filter(|listener| listener.users.is_none());
-        let to = port.zip(listener.map(|listener| listener.guest));
-        let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
-        for run in buffer.datagrams().chunk_by(same) {
+        let port = port.zip(listener).map(|(id, of)| ForwardedPort { id, guest: of.guest });
+        for run in DatagramRun::by_ends(buffer) {
             let Some(client) = run.first().and_then(|datagram| datagram.from) else { continue };
             let via = Via { to: client, from: run.first().and_then(|datagram| datagram.to) };
-            if to.is_some_and(|to| relays.carry_in(to, via, buffer, run, context)) {
+            if port.is_some_and(|port| relays.carry_in(port, via, run, context)) {
                 continue;
             }
             let known = self.flow_at(index, client, context);
-            if known.is_none() && to.is_none() {
+            if known.is_none() && port.is_none() {
                 context.counters.drop_stranger.add(run.len() as u64);
                 continue;
             }
@@ -233,9 +243,9 @@ impl Udp {
             self.extend_deadline(id, context.now);
             match self.flows.origin(id) {
                 Some(Origin::Guest) => {
-                    self.emit_answers(&key, &udp_ends, (buffer, run), link, context);
+                    self.emit_answers(&key, &udp_ends, run, link, context);
                 }
-                _ => self.emit(&udp_ends, buffer, run, link, context),
+                _ => self.emit(&udp_ends, run, link, context),
             }
         }
     }
@@ -251,8 +261,8 @@ impl Udp {
         let guest = context.config.guest.reached_at(self.listeners.get(index)?.guest);
         let key = FlowKey { guest, remote: context.config.inward(client) };
         let mac = context.config.guest.mac?;
-        let route = Route::Listener(index, via);
-        let id = self.insert(key, (client, mac), route, Origin::Outside, context)?;
+        let flow = Flow::new(Route::Listener(index, via), client, mac);
+        let id = self.insert(key, flow, Origin::Outside, context)?;
         context.counters.udp_accepted.add(1);
         Some(id)
     }
@@ -261,18 +271,15 @@ impl Udp {
     fn emit(
         &mut self,
         udp_ends: &UdpEnds,
-        buffer: &ReceiveBuffer,
-        datagrams: &[Datagram],
+        run: DatagramRun<'_>,
         link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
         let takes = link.capabilities();
-        let header = udp_ends.ends.header_len() + UDP_LEN;
-        let ip_and_udp = header - ETHERNET_LEN;
-        let longest = usize::from(takes.mtu).saturating_sub(ip_and_udp);
+        let ip_and_udp = udp_ends.ends.header_len() + UDP_LEN - ETHERNET_LEN;
+        let longest = udp_ends.payload_max(takes.mtu);
         let mut group = Group::default();
-        for datagram in datagrams {
-            let bytes = buffer.bytes(datagram);
+        for (datagram, bytes) in run.iter() {
             let segment = datagram.segment.map_or(bytes.len(), usize::from).max(1);
             let mut rest = bytes;
             loop {
@@ -282,8 +289,8 @@ impl Udp {
                 context.counters.udp_bytes_out.add(piece.len() as u64);
                 if piece.is_empty() || piece.len() > longest {
                     self.close(&mut group, udp_ends, &takes, link, context);
-                    let whole = (piece, datagram.class);
-                    self.send_whole(udp_ends, whole, longest, &takes, link, context);
+                    let payload = Payload { bytes: piece, class: datagram.class };
+                    self.send_whole(udp_ends, payload, &takes, link, context);
                 } else {
                     let joins = takes.gso.udp && group.class == datagram.class;
                     if !group.takes(piece, joins, ip_and_udp) {
@@ -343,13 +350,13 @@ impl Udp {
     fn send_whole(
         &mut self,
         udp_ends: &UdpEnds,
-        (bytes, class): (&[u8], u8),
-        longest: usize,
+        payload: Payload<'_>,
         takes: &PortCapabilities,
         link: &mut dyn GuestLink,
         context: &mut Context<'_>,
     ) {
-        if bytes.len() <= longest {
+        let Payload { bytes, class } = payload;
+        if bytes.len() <= udp_ends.payload_max(takes.mtu) {
             let mut group = Group::default();
             group.add(bytes, class);
             return self.close(&mut group, udp_ends, takes, link, context);

@@ -44,7 +44,7 @@ pub fn blkif_request(data: &[u8]) {
         }
         Ok(body) => {
             assert_eq!(None, expected_refusal(abi, slot, &rules), "{slot:02x?} {rules:?}");
-            check_body(abi, &request, body, &rules, (segments, descriptors));
+            check_body(abi, &request, body, &rules, segments, descriptors);
         }
     }
 }
@@ -79,7 +79,8 @@ fn check_body(
     request: &BlkRequest,
     body: &Body,
     rules: &Rules,
-    (mut segments, descriptors): (Vec<SegmentRange>, &[u8]),
+    mut segments: Vec<SegmentRange>,
+    descriptors: &[u8],
 ) {
     let name = RequestName { id: request.id, handle: 7 };
     let operation = Operation::from_raw(request.operation);

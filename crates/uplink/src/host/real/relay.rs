@@ -122,15 +122,11 @@ impl Direction {
 
     /// Moves bytes, unless neither an event nor what is left to do asks for it. Returns the number of bytes that have
     /// arrived.
-    fn advance_after(
-        &mut self,
-        (from, read): (&OwnedFd, Readiness),
-        (to, write): (&OwnedFd, Readiness),
-    ) -> Result<usize, Errno> {
-        if !self.can_go_on(read, write) {
+    fn advance_after(&mut self, from: RelaySide<'_>, to: RelaySide<'_>) -> Result<usize, Errno> {
+        if !self.can_go_on(from.events, to.events) {
             return Ok(0);
         }
-        let (moved, more) = self.advance(from, to)?;
+        let (moved, more) = self.advance(from.socket, to.socket)?;
         self.may_go_on = more;
         Ok(moved)
     }
@@ -181,6 +177,13 @@ impl Direction {
     }
 }
 
+/// Socket at one end of a relay, with its events.
+#[derive(Clone, Copy)]
+struct RelaySide<'a> {
+    socket: &'a OwnedFd,
+    events: Readiness,
+}
+
 /// Two sockets joined by two pipes.
 struct Spliced {
     client: OwnedFd,
@@ -191,7 +194,8 @@ struct Spliced {
 
 impl Relay for Spliced {
     fn advance(&mut self, events: RelayEvents) -> Progress {
-        let (client, inner) = ((&self.client, events.client), (&self.inner, events.inner));
+        let client = RelaySide { socket: &self.client, events: events.client };
+        let inner = RelaySide { socket: &self.inner, events: events.inner };
         let moved = self.out.advance_after(client, inner);
         let moved = moved.and_then(|out| Ok((out, self.back.advance_after(inner, client)?)));
         match moved {
