@@ -171,6 +171,9 @@ impl Session {
     /// Waits for the end. Returns the exit status.
     pub(crate) fn wait(mut self) -> u8 {
         let ended = self.wait_for_end();
+        while self.ports.has_messages() {
+            self.egress.take(|| self.ports.take_message());
+        }
         let (channel, wants_totals) = (self.uplink.channel(), self.egress.has_policy());
         if let Some(totals) = self.egress.finish(channel, wants_totals) {
             self.messages.summary(format_args!("egress: {totals}"));
@@ -232,7 +235,10 @@ impl Session {
             }
             self.follow_name_servers()?;
             self.follow_links();
-            self.sleep()?;
+            // These make no descriptor readable.
+            if !self.ports.has_messages() {
+                self.sleep()?;
+            }
         }
     }
 
@@ -276,23 +282,22 @@ impl Session {
 
     /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
-        let mut needs_sockets = self.ports.take_need_of_sockets();
-        let mut machine = self.ports.take_machine();
         let channel = self.uplink.channel();
-        let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
-        match self.egress.take(next) {
+        match self.egress.take(|| self.ports.try_receive(channel)) {
             Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
-            Some(FromUplink::Sockets) => needs_sockets = true,
-            Some(FromUplink::Machine(state)) => machine = Some(state),
+            Some(FromUplink::Sockets) => {
+                if let Some(namespace_process) = &self.namespace_process
+                    && let Err(error) = namespace_process.refill(channel)
+                {
+                    self.messages.step(format_args!("no more relays: {}", causes(&error)));
+                }
+            }
+            Some(FromUplink::Machine(state)) => {
+                if let Some(card) = &mut self.card {
+                    card.take(state, &mut self.messages);
+                }
+            }
             _ => {}
-        }
-        if let (Some(card), Some(state)) = (&mut self.card, machine) {
-            card.take(state, &mut self.messages);
-        }
-        if let Some(namespace_process) = self.namespace_process.as_ref().filter(|_| needs_sockets)
-            && let Err(error) = namespace_process.refill(self.uplink.channel())
-        {
-            self.messages.step(format_args!("no more relays: {}", causes(&error)));
         }
         while let Some(event) = self.uplink.next_event() {
             match event {

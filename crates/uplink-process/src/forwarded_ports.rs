@@ -11,7 +11,7 @@
 //! The uplink can open no listening socket itself. It accepts an order only on the channel of the process that
 //! started it. The numbers of ports are chosen by that process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -24,12 +24,15 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::{Forward, ForwardProtocol, PORTS_MAX};
-use crate::messages::{FromUplink, MachineState};
+use crate::messages::FromUplink;
 use crate::orders::UplinkOrder;
 use ringfence_hostnet::address::Address;
 
 /// Time limit for the answer to an order.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of messages that are kept while an answer is awaited. An uplink has fewer at once: its records are
+/// at most 1000 lines and 50 more each second.
+const KEPT_MAX: usize = 2048;
 /// Maximum number of listening sockets of one guest.
 pub const SOCKETS_MAX: usize = 2 * PORTS_MAX;
 
@@ -90,10 +93,8 @@ impl ForwardedPortFailure {
 pub struct ForwardedPorts {
     last: u32,
     open: usize,
-    /// Set if the uplink has asked for sockets of the guest's network.
-    needs_sockets: bool,
-    /// Last state of a virtual machine's client that came while an answer was awaited.
-    machine: Option<MachineState>,
+    /// Other messages of the uplink that came while an answer was awaited, in their order.
+    kept: VecDeque<FromUplink>,
 }
 
 impl ForwardedPorts {
@@ -101,7 +102,7 @@ impl ForwardedPorts {
     /// [`first_ports`].
     pub fn new(sockets: usize) -> ForwardedPorts {
         let last = first_ports(sockets).last().unwrap_or(0);
-        ForwardedPorts { last, open: sockets, needs_sockets: false, machine: None }
+        ForwardedPorts { last, open: sockets, kept: VecDeque::new() }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -193,14 +194,20 @@ impl ForwardedPorts {
         self.open = self.open.saturating_sub(1);
     }
 
-    /// Returns `true` once if the uplink has asked for sockets while it was to answer an order.
-    pub fn take_need_of_sockets(&mut self) -> bool {
-        std::mem::take(&mut self.needs_sockets)
+    /// Returns `true` if messages that came while an answer was awaited are still to be received.
+    pub fn has_messages(&self) -> bool {
+        !self.kept.is_empty()
     }
 
-    /// Returns the state of a virtual machine's client once if it came while an answer was awaited.
-    pub fn take_machine(&mut self) -> Option<MachineState> {
-        self.machine.take()
+    /// Takes the first message that came while an answer was awaited.
+    pub fn take_message(&mut self) -> Option<FromUplink> {
+        self.kept.pop_front()
+    }
+
+    /// Returns the next message of the uplink: those that came while an answer was awaited come first.
+    pub fn try_receive(&mut self, channel: &Channel) -> Option<FromUplink> {
+        let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
+        self.take_message().or_else(next)
     }
 
     /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
@@ -208,22 +215,33 @@ impl ForwardedPorts {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            return match channel.receive_within::<FromUplink>(left)?.0 {
-                FromUplink::Sockets => {
-                    self.needs_sockets = true;
-                    continue;
-                }
-                FromUplink::Machine(state) => {
-                    self.machine = Some(state);
-                    continue;
-                }
+            return match channel.receive_within(left)?.0 {
                 FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
                 FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
                     Err(ForwardedPortFailure::Refused(why))
                 }
                 FromUplink::Failed(why) => Err(ForwardedPortFailure::Failed(why)),
-                _ => Err(ForwardedPortFailure::ForwardProtocol),
+                // No order of a port has these results.
+                FromUplink::Up { .. } | FromUplink::Port { .. } | FromUplink::Policy { .. } => {
+                    Err(ForwardedPortFailure::ForwardProtocol)
+                }
+                // Reports that the uplink sends at any time.
+                other @ (FromUplink::Sockets
+                | FromUplink::Machine(_)
+                | FromUplink::Records(_)
+                | FromUplink::Learned(_)
+                | FromUplink::Totals(_)) => {
+                    self.keep(other);
+                    continue;
+                }
             };
+        }
+    }
+
+    /// Keeps a message until it is received. A flood of a compromised uplink is dropped.
+    fn keep(&mut self, message: FromUplink) {
+        if self.kept.len() < KEPT_MAX {
+            self.kept.push_back(message);
         }
     }
 }
@@ -342,6 +360,7 @@ fn add(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::MachineState;
 
     const FORWARD: Forward =
         Forward { protocol: ForwardProtocol::Tcp, ipv6: false, guest_port: 80, to_host: false };
@@ -378,14 +397,41 @@ mod tests {
     }
 
     #[test]
-    fn state_of_a_machine_that_comes_before_the_answer_is_kept() {
+    fn reports_that_come_before_the_answer_are_received_after_it() {
         let (near, far) = Channel::pair().unwrap();
-        let state = MachineState { clients_refused: 3, ..MachineState::default() };
-        far.send(&FromUplink::Machine(state.clone()), &[]).unwrap();
+        let machine = MachineState { clients_refused: 3, ..MachineState::default() };
+        let reports = [
+            FromUplink::Records("{}\n".to_owned()),
+            FromUplink::Machine(machine),
+            FromUplink::Learned(vec!["allow example.org".to_owned()]),
+            FromUplink::Sockets,
+            FromUplink::Totals(None),
+        ];
+        let later = FromUplink::Records("{ }\n".to_owned());
+        reports.iter().for_each(|report| far.send(report, &[]).unwrap());
         far.send(&FromUplink::Port { id: 1, error: None }, &[]).unwrap();
+        far.send(&later, &[]).unwrap();
         let mut ports = ForwardedPorts::new(0);
         assert_eq!(ports.open(&near, FORWARD, socket()).unwrap(), 1);
-        assert_eq!((ports.take_machine(), ports.take_machine()), (Some(state), None));
+        assert!(ports.has_messages());
+        let received: Vec<_> = std::iter::from_fn(|| ports.try_receive(&near)).collect();
+        assert_eq!(received.split_last(), Some((&later, &reports[..])));
+        assert!(!ports.has_messages());
+    }
+
+    #[test]
+    fn flood_of_reports_before_the_answer_is_bounded() {
+        let (near, far) = Channel::pair().unwrap();
+        let flood = std::thread::spawn(move || {
+            for _ in 0..KEPT_MAX + 9 {
+                far.send(&FromUplink::Sockets, &[]).unwrap();
+            }
+            far.send(&FromUplink::Port { id: 1, error: None }, &[]).unwrap();
+        });
+        let mut ports = ForwardedPorts::new(0);
+        assert_eq!(ports.open(&near, FORWARD, socket()).unwrap(), 1);
+        flood.join().unwrap();
+        assert_eq!(std::iter::from_fn(|| ports.try_receive(&near)).count(), KEPT_MAX);
     }
 
     #[test]

@@ -184,6 +184,9 @@ def descriptors_of_init():
 
 def trace_init():
     call("ptrace", 16, 1, 0, 0)
+    # Init goes on without its tracer. Otherwise it would stay stopped, and the guest would not end.
+    os.waitpid(1, 0x40000000)
+    call("ptrace", 17, 1, 0, 0)
     return "traced"
 
 
