@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::forward::{Forward, ForwardProtocol, PORTS_MAX};
 use crate::messages::{FromUplink, MachineState};
 use crate::orders::UplinkOrder;
+use crate::totals::UplinkTotals;
 use ringfence_hostnet::address::Address;
 
 /// Time limit for the answer to an order.
@@ -94,6 +95,8 @@ pub struct ForwardedPorts {
     needs_sockets: bool,
     /// Last state of a virtual machine's client that came while an answer was awaited.
     machine: Option<MachineState>,
+    /// Totals that came while an answer was awaited.
+    totals: Option<Box<UplinkTotals>>,
 }
 
 impl ForwardedPorts {
@@ -101,7 +104,7 @@ impl ForwardedPorts {
     /// [`first_ports`].
     pub fn new(sockets: usize) -> ForwardedPorts {
         let last = first_ports(sockets).last().unwrap_or(0);
-        ForwardedPorts { last, open: sockets, needs_sockets: false, machine: None }
+        ForwardedPorts { last, open: sockets, needs_sockets: false, machine: None, totals: None }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -203,6 +206,11 @@ impl ForwardedPorts {
         self.machine.take()
     }
 
+    /// Returns the totals once if they came while an answer was awaited.
+    pub fn take_totals(&mut self) -> Option<Box<UplinkTotals>> {
+        self.totals.take()
+    }
+
     /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
     fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), ForwardedPortFailure> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
@@ -215,6 +223,10 @@ impl ForwardedPorts {
                 }
                 FromUplink::Machine(state) => {
                     self.machine = Some(state);
+                    continue;
+                }
+                FromUplink::Totals(totals) => {
+                    self.totals = Some(totals);
                     continue;
                 }
                 FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
