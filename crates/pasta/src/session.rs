@@ -31,12 +31,12 @@ use super::auto_forwards;
 use super::forwards_to_host;
 use super::greeting::Greeting;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
-use super::machine_status::MachineCard;
 use super::messages::Messages;
 use super::namespace::{NamespaceInterface, Order, Report};
 use super::namespace_process::NamespaceProcess;
 use super::network::{self, PlannedNetwork};
 use super::session_files::{Files, write_pid};
+use super::session_status::StatusServer;
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use ringfence_hostnet::causes::causes;
@@ -67,8 +67,7 @@ pub(crate) struct Session {
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
-    /// State of a virtual machine's client.
-    card: Option<MachineCard>,
+    status: StatusServer,
     ports: ForwardedPorts,
     port_server: Option<PortServer>,
     auto: Option<Auto>,
@@ -139,7 +138,7 @@ impl Session {
             greeting: entry.greeting,
             stop: None,
             command,
-            card: files.card,
+            status: files.status,
             ports,
             port_server: files.control.map(PortServer::Control),
             auto,
@@ -218,7 +217,7 @@ impl Session {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
-            self.card.iter().for_each(MachineCard::serve);
+            self.status.serve(self.uplink.channel());
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -278,16 +277,21 @@ impl Session {
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let mut needs_sockets = self.ports.take_need_of_sockets();
         let mut machine = self.ports.take_machine();
+        let mut totals = self.ports.take_totals();
         let channel = self.uplink.channel();
         let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
         match self.egress.take(next) {
             Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
             Some(FromUplink::Sockets) => needs_sockets = true,
             Some(FromUplink::Machine(state)) => machine = Some(state),
+            Some(FromUplink::Totals(new)) => totals = Some(new),
             _ => {}
         }
-        if let (Some(card), Some(state)) = (&mut self.card, machine) {
-            card.take(state, &mut self.messages);
+        if let Some(state) = machine {
+            self.status.take(state, &mut self.messages);
+        }
+        if let Some(totals) = totals {
+            self.status.take_totals(*totals);
         }
         if let Some(namespace_process) = self.namespace_process.as_ref().filter(|_| needs_sockets)
             && let Err(error) = namespace_process.refill(self.uplink.channel())
@@ -320,8 +324,7 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
-        let card = self.card.iter().flat_map(MachineCard::fds);
-        fds.extend(card.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
         fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
@@ -342,7 +345,8 @@ impl Session {
         let server = self.port_server.as_ref().and_then(PortServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
         let rejoins = memberships.and_then(Memberships::deadline);
-        let deadline = [check, server, auto, rejoins].into_iter().flatten().min();
+        let status = self.status.deadline();
+        let deadline = [check, server, auto, rejoins, status].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }
