@@ -15,7 +15,7 @@
 //!   <───────────────────────── DiskAdded
 //!   <────────────────────────────── Dial   the connection to that disk's server was lost
 //!   Dialled + socket ───────────────────>  a new connection
-//!   Stats ──────────────────────────────>
+//!   Stats, GuestStats ──────────────────>
 //!   <───────────────────────────── Stats
 //!   Listen + listening socket ──────────>  the runtime directory was removed and made anew
 //!   <── DeviceClosed, DiskClosed, or Bye   after a failure, with the reason
@@ -89,8 +89,10 @@ pub enum ToDriver {
         /// Reason for which no connection could be made.
         problem: Option<String>,
     },
-    /// Requests the counters.
+    /// Requests the counters of all guests. With many of them the answer exceeds a message.
     Stats,
+    /// Requests the counters of the connection's guest, and those of the driver domain.
+    GuestStats,
     /// Replaces the switch's listening socket, whose name is gone; with the descriptor of the new one. No answer, unless
     /// the request is refused.
     Listen,
@@ -219,6 +221,8 @@ pub struct DriverStats {
     pub ports: BTreeMap<String, BTreeMap<String, u64>>,
     /// Counters of each connected disk.
     pub disks: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Levels of each port and disk: numbers that rise and fall.
+    pub levels: BTreeMap<String, BTreeMap<String, u64>>,
     /// Rule violations of each guest. `gone` has the sums of guests that have left.
     pub rules: BTreeMap<String, BTreeMap<String, u64>>,
     /// Rule violations of the hub's protocol by any domain.
@@ -292,15 +296,24 @@ pub enum FromFrontend {
     Down(String),
     /// The frontend cannot continue, for this reason.
     Failed(String),
-    /// Answer to [`ToFrontend::WindowLevels`]; `None` if the network interface has no grant windows.
-    WindowLevels(Option<WindowLevels>),
+    /// Answer to [`ToFrontend::Levels`].
+    Levels(FrontendLevels),
 }
 
 /// Requests of a launcher to its frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToFrontend {
-    /// Requests the levels of the grant windows of the network interface.
-    WindowLevels,
+    /// Requests the levels of the memory that the guest lends.
+    Levels,
+}
+
+/// Levels of the memory that a guest lends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontendLevels {
+    /// Pages of 4 KiB that the driver domain can use now under ordinary grants.
+    pub lent_pages: u64,
+    /// Grant windows of the network interface, if it has any.
+    pub windows: Option<WindowLevels>,
 }
 
 /// Levels of the grant windows of a guest's network interface, over all queues. The field names are those of `ringfence

@@ -105,6 +105,15 @@ pub(crate) fn ring_counts(ring: &RingCounters) -> Vec<(&'static str, u64)> {
     all
 }
 
+/// Returns the sums of the levels of a disk's rings by name.
+pub(crate) fn ring_levels(rings: &[RingCounters]) -> BTreeMap<&'static str, u64> {
+    let mut sums = BTreeMap::new();
+    for (name, level) in rings.iter().flat_map(|ring| ring.queue.levels()) {
+        *sums.entry(name).or_default() += level;
+    }
+    sums
+}
+
 /// Removed disks that complete their requests, on threads of their own: a server or file system that does not
 /// answer must not block other guests.
 pub(crate) struct Teardown {

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use ringfence_hostnet::log::LineBudget;
 use ringfence_net::vif::backend::VifBackend;
+use ringfence_switch::dataplane::PortStats;
 use ringfence_wire::xenbus::DeviceId;
 
 use crate::ports::{PortEntry, Retired};
@@ -27,6 +28,14 @@ impl<S> Vif<S> {
     pub(crate) fn new(backend: VifBackend, own: S) -> Vif<S> {
         let (entry, problem, lines) = (PortEntry::default(), None, LineBudget::new());
         Vif { backend, entry, problem, lines, own }
+    }
+}
+
+impl<S> Vif<S> {
+    /// Returns the levels of the vif by name, with those of its port if it has one.
+    pub(crate) fn levels(&self, port: Option<&PortStats>) -> BTreeMap<&'static str, u64> {
+        let port = port.into_iter().flat_map(|port| port.levels.named());
+        port.chain([("pages_staged", self.backend.staged().into())]).collect()
     }
 }
 

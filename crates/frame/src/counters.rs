@@ -240,6 +240,28 @@ impl PortCounters {
     }
 }
 
+/// Numbers of a port that rise and fall, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PortLevels {
+    /// Requests to send that the peer posted and the port has not taken.
+    pub requests_waiting: u64,
+    /// Buffers for frames that the peer posted and the port has not used.
+    pub buffers_posted: u64,
+}
+
+impl PortLevels {
+    /// Adds the levels of another part of the port.
+    pub fn add(&mut self, other: PortLevels) {
+        self.requests_waiting = self.requests_waiting.saturating_add(other.requests_waiting);
+        self.buffers_posted = self.buffers_posted.saturating_add(other.buffers_posted);
+    }
+
+    /// Returns the name and the value of each level.
+    pub fn named(&self) -> [(&'static str, u64); 2] {
+        [("requests_waiting", self.requests_waiting), ("buffers_posted", self.buffers_posted)]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

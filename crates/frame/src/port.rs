@@ -29,7 +29,7 @@ pub use crate::capabilities::{
     ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities, SUPER_FRAME_MAX,
 };
 use crate::commands::{PortCommand, PortReply};
-use crate::counters::PortCounters;
+use crate::counters::{PortCounters, PortLevels};
 
 /// Frames and work found by [`Port::receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -185,4 +185,9 @@ pub trait Port: Send {
 
     /// Returns the port's counters.
     fn counters(&self) -> &Arc<PortCounters>;
+
+    /// Returns the port's levels. The control side asks for them now and then.
+    fn levels(&self) -> PortLevels {
+        PortLevels::default()
+    }
 }

@@ -21,12 +21,12 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform, PlatformError};
-use ringfence_sys::numbers::{bounded, usize_from};
+use ringfence_sys::numbers::{bounded, u64_from, usize_from};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use ringfence_driver::switchboard::{FromFrontend, FrontendConfig, ToFrontend};
+use ringfence_driver::switchboard::{FromFrontend, FrontendConfig, FrontendLevels, ToFrontend};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
@@ -244,9 +244,11 @@ impl Frontend {
     /// Answers a request of the launcher. Returns `false` if the launcher is gone.
     fn answer(&mut self, channel: &Channel) -> Result<bool, Failure> {
         match channel.try_receive() {
-            Ok(Some((ToFrontend::WindowLevels, _))) => {
-                let levels = self.network.link_mut().and_then(Link::window_levels);
-                channel.send(&FromFrontend::WindowLevels(levels.map(Into::into)), &[])?;
+            Ok(Some((ToFrontend::Levels, _))) => {
+                let windows = self.network.link_mut().and_then(Link::window_levels);
+                let lent_pages = u64_from(self.network.platform().lent_pages());
+                let levels = FrontendLevels { lent_pages, windows: windows.map(Into::into) };
+                channel.send(&FromFrontend::Levels(levels), &[])?;
                 Ok(true)
             }
             Ok(None) => Ok(true),

@@ -7,14 +7,21 @@ pub fn last_line(tail: &str) -> Option<String> {
     tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(printable)
 }
 
-/// Replaces control characters, which could act on a terminal: the process may be compromised.
+/// Replaces control characters, which could act on a terminal, and those that change the direction of text: the process may
+/// be compromised.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(500).collect()
+    text.chars().map(|c| if acts(c) { '\u{fffd}' } else { c }).take(500).collect()
+}
+
+/// Returns `true` for a character that acts on a terminal, or on the order of other characters (Unicode's annex 9).
+fn acts(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns
 }
 
 /// Replaces the control characters of a text of several lines, except its line breaks.
 pub fn printable_lines(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if acts(c) && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// Formats counters for a line.
@@ -57,6 +64,12 @@ mod tests {
         assert_eq!(last_line("a\n\x1b[2Jb\n\n"), Some("\u{fffd}[2Jb".into()));
         assert_eq!(last_line(" \n"), None);
         assert_eq!(printable_lines("a\u{9b}2J\nb\u{7f}\r"), "a\u{fffd}2J\nb\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn characters_that_change_the_direction_of_text_are_replaced() {
+        assert_eq!(printable("a\u{202e}b\u{2066}c\u{200f}"), "a\u{fffd}b\u{fffd}c\u{fffd}");
+        assert_eq!(printable("עברית é"), "עברית é");
     }
 
     #[test]

@@ -280,6 +280,10 @@ pub struct PastaArgs {
     #[arg(short = 'P', long, value_name = "FILE")]
     pub pid: Option<PathBuf>,
 
+    /// Unix socket at which `ringfence status --socket` and `ringfence top --socket` read the state while it runs
+    #[arg(long, value_name = "PATH")]
+    pub status_socket: Option<PathBuf>,
+
     /// Write all packets of the interface to this file, in the format of tcpdump; at most 1 GiB
     #[arg(short, long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,

@@ -20,7 +20,7 @@
 //! * `forwards_to_host`: forwarded ports of the namespace that lead to the host.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
-//! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket; [`machine_status`]: its state.
+//! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket; [`session_status`]: their state.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
 //! * `api`: the socket by which clients change ports; [`pesto`]: such a client.
 //! * `messages`: standard error, log file, system log.
@@ -41,7 +41,6 @@ mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
 mod machine;
-pub mod machine_status;
 mod messages;
 pub mod namespace;
 mod namespace_process;
@@ -53,6 +52,7 @@ pub mod pesto;
 pub mod program;
 mod session;
 mod session_files;
+pub mod session_status;
 pub mod slirp4netns;
 pub mod slirp_args;
 mod target;

@@ -17,7 +17,6 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
 use super::greeting::Greeting;
-use super::machine_status::MachineCard;
 use ringfence_uplink_process::link::{LinkOrder, Transport};
 
 /// Number of sockets that are tried without --socket.
@@ -41,8 +40,6 @@ pub(crate) struct Endpoint {
     /// Set if the session ends with the first client.
     pub(crate) one_off: bool,
     pub(crate) transport: Transport,
-    /// Socket at which the state of the card is read.
-    pub(crate) status_socket: Option<PathBuf>,
 }
 
 /// Open endpoint, ready for the uplink.
@@ -72,14 +69,13 @@ impl Endpoint {
         }
     }
 
-    /// Creates the record of the card's state, and its socket.
-    pub(crate) fn card(&self) -> anyhow::Result<MachineCard> {
-        let link = match self.transport {
+    /// Returns the name of the link.
+    pub(crate) fn link_name(&self) -> &'static str {
+        match self.transport {
             Transport::Stream => "stream",
             Transport::VhostUser(_) => "vhost-user",
             Transport::Datagram => "datagram",
-        };
-        MachineCard::new(self.status_socket.as_deref(), link)
+        }
     }
 
     /// Takes the inherited descriptor, or creates the socket.

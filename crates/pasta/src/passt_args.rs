@@ -84,7 +84,6 @@ pub struct PasstArgs {
     vhost_user: bool,
     vfkit: bool,
     require_pool: Option<PoolArg>,
-    status_socket: Option<PathBuf>,
     /// Set if the capabilities of --vhost-user are to be printed, and nothing else done.
     pub(crate) print_capabilities: bool,
     /// Refused options, with the reason.
@@ -127,8 +126,7 @@ impl PasstArgs {
             (false, true) => Transport::Datagram,
             (false, false) => Transport::Stream,
         };
-        let (one_off, status_socket) = (self.one_off || self.vfkit, self.status_socket.clone());
-        Ok(Endpoint { place, one_off, transport, status_socket })
+        Ok(Endpoint { place, one_off: self.one_off || self.vfkit, transport })
     }
 }
 
@@ -168,7 +166,6 @@ impl FromArgMatches for PasstArgs {
             require_pool: matches
                 .get_many("require-pool")
                 .and_then(|mut all| all.next_back().copied()),
-            status_socket: last("status-socket"),
             print_capabilities: matches.get_flag("print-capabilities"),
             refused,
         })
@@ -207,7 +204,6 @@ impl Args for PasstArgs {
                 added("require-pool", REQUIRE_POOL, "SIZE|auto")
                     .value_parser(value_parser!(PoolArg)),
             )
-            .arg(added("status-socket", STATUS_SOCKET, "PATH").value_parser(value_parser!(PathBuf)))
             .mut_arg("print-capabilities", |arg| {
                 own(arg, "Print what --vhost-user offers to programs that look for a backend")
             })
@@ -235,8 +231,6 @@ const SOCKET: &str = "Path of the socket to create [default: the first free one 
 const VHOST_USER: &str =
     "Exchange packets by virtqueues in the machine's memory, which the client of the socket shares";
 const REQUIRE_POOL: &str = "With --vhost-user, refuse a hypervisor that shares more than a pool of this size, or with `auto` memory without the mark of a pool";
-const STATUS_SOCKET: &str =
-    "Unix socket at which `ringfence status --socket` shows what the program sees of the machine";
 const VFKIT: &str =
     "Datagram socket with one frame each, as vfkit and libkrun use it; ends with its client";
 const FD: &str = "Connected socket, inherited from the parent process; ends with its client";

@@ -31,12 +31,12 @@ use super::auto_forwards;
 use super::forwards_to_host;
 use super::greeting::Greeting;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
-use super::machine_status::MachineCard;
 use super::messages::Messages;
 use super::namespace::{NamespaceInterface, Order, Report};
 use super::namespace_process::NamespaceProcess;
 use super::network::{self, PlannedNetwork};
 use super::session_files::{Files, write_pid};
+use super::session_status::StatusServer;
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use ringfence_hostnet::causes::causes;
@@ -67,8 +67,7 @@ pub(crate) struct Session {
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
-    /// State of a virtual machine's client.
-    card: Option<MachineCard>,
+    status: StatusServer,
     ports: ForwardedPorts,
     port_server: Option<PortServer>,
     auto: Option<Auto>,
@@ -139,7 +138,7 @@ impl Session {
             greeting: entry.greeting,
             stop: None,
             command,
-            card: files.card,
+            status: files.status,
             ports,
             port_server: files.control.map(PortServer::Control),
             auto,
@@ -221,7 +220,7 @@ impl Session {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
-            self.card.iter().for_each(MachineCard::serve);
+            self.status.serve(self.uplink.channel());
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -292,11 +291,8 @@ impl Session {
                     self.messages.step(format_args!("no more relays: {}", causes(&error)));
                 }
             }
-            Some(FromUplink::Machine(state)) => {
-                if let Some(card) = &mut self.card {
-                    card.take(state, &mut self.messages);
-                }
-            }
+            Some(FromUplink::Machine(state)) => self.status.take(state, &mut self.messages),
+            Some(FromUplink::Totals(totals)) => self.status.take_totals(*totals),
             _ => {}
         }
         while let Some(event) = self.uplink.next_event() {
@@ -325,8 +321,7 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
-        let card = self.card.iter().flat_map(MachineCard::fds);
-        fds.extend(card.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
         fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
@@ -347,7 +342,8 @@ impl Session {
         let server = self.port_server.as_ref().and_then(PortServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
         let rejoins = memberships.and_then(Memberships::deadline);
-        let deadline = [check, server, auto, rejoins].into_iter().flatten().min();
+        let status = self.status.deadline();
+        let deadline = [check, server, auto, rejoins, status].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }

@@ -12,8 +12,8 @@ use ringfence_link::capture::file_header;
 use super::args::PastaArgs;
 use super::control::ControlServer;
 use super::machine::Endpoint;
-use super::machine_status::MachineCard;
 use super::network::{self, PlannedNetwork};
+use super::session_status::{SessionNames, StatusServer};
 use super::target::Target;
 
 /// Files that the options name, created with the user's rights.
@@ -22,8 +22,8 @@ pub(crate) struct Files {
     pub(crate) control: Option<ControlServer>,
     /// File for captured packets.
     pub(crate) capture: Option<OwnedFd>,
-    /// State of a virtual machine's client, with the socket at which it is read.
-    pub(crate) card: Option<MachineCard>,
+    /// State of the session, with the socket at which it is read.
+    pub(crate) status: StatusServer,
 }
 
 impl Files {
@@ -41,8 +41,13 @@ impl Files {
         };
         let control = args.conf_path.as_ref().map(bind).transpose()?;
         let capture = args.pcap.as_deref().map(create_capture).transpose()?;
-        let card = target.endpoint().map(Endpoint::card).transpose()?;
-        Ok(Files { pid, control, capture, card })
+        let names = SessionNames {
+            program: target.program(),
+            guest: target.record_name(),
+            link: target.endpoint().map_or("tap", Endpoint::link_name),
+        };
+        let status = StatusServer::new(args.status_socket.as_deref(), names)?;
+        Ok(Files { pid, control, capture, status })
     }
 }
 

@@ -38,6 +38,7 @@ use crate::launch::{
     UplinkChoice, ViewOptions,
 };
 use crate::status::StatusArgs;
+use crate::top::TopArgs;
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
@@ -91,6 +92,7 @@ pub enum Command {
     Serve(ServeArgs),
     Attach(AttachArgs),
     Status(StatusArgs),
+    Top(TopArgs),
     Doctor(DoctorArgs),
     Pasta(Box<PastaArgs>),
     Passt(Box<PasstArgs>),

@@ -5,7 +5,7 @@
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop`, `port` and `wait`.
-//! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`.
+//! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`; [`top`]: `ringfence top`.
 //! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`doctor`]: `ringfence doctor`.
@@ -33,6 +33,7 @@ pub mod launch;
 mod library;
 pub mod status;
 mod terminal;
+pub mod top;
 
 use std::io::Write;
 
@@ -55,6 +56,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Demo => demo::main(),
         Command::Serve(args) => ringfence_driver::xen::process::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::Attach(args) => ringfence_frontend::attach::main(&args),
         Command::Hub(args) => hub::main(&args),

@@ -15,7 +15,7 @@ use ringfence_driver::xen::status::{Attachment, QueueStatus, Snapshot, VbdStatus
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
 use ringfence_hostnet::text::{byte_count, listed, printable_lines};
-use ringfence_pasta::machine_status;
+use ringfence_pasta::session_status;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,7 +52,7 @@ pub struct StatusArgs {
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
 
-    /// The daemon's socket, or that of `passt --status-socket` [default: as the daemon's configuration says]
+    /// The daemon's socket, or that of `--status-socket` of `pasta` and `passt` [default: as the daemon's configuration says]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
         return status::print(guest, form);
     }
     let socket = match &args.socket {
-        Some(socket) => match print_machine(socket, args.json)? {
+        Some(socket) => match print_session(socket, args.json)? {
             true => return Ok(()),
             false => socket.clone(),
         },
@@ -102,9 +102,9 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
     Ok(Out.write_all(text.as_bytes())?)
 }
 
-/// Prints the state of a `passt` with this status socket. Returns `false` if the socket is another program's.
-fn print_machine(socket: &Path, json: bool) -> anyhow::Result<bool> {
-    let status = machine_status::ask(socket).with_context(|| socket.display().to_string())?;
+/// Prints the state of a `pasta` or `passt` with this status socket. Returns `false` if the socket is another program's.
+fn print_session(socket: &Path, json: bool) -> anyhow::Result<bool> {
+    let status = session_status::ask(socket).with_context(|| socket.display().to_string())?;
     let Some(status) = status else { return Ok(false) };
     let text = match json {
         true => format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?)),

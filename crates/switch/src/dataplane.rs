@@ -275,8 +275,8 @@ impl DataplaneWorker {
                     let entry = self.ports.iter_mut().flatten().find(|entry| entry.id == id);
                     let _ = entry.map(|entry| reply.send(entry.execute(queue, command)));
                 }
-                Ok(Command::Stats { reply }) => {
-                    let _ = reply.send(self.stats());
+                Ok(Command::Stats { only, reply }) => {
+                    let _ = reply.send(self.stats(only));
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => {
                     return ControlFlow::Break(());

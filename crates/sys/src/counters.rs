@@ -55,6 +55,23 @@ impl Counter {
     }
 }
 
+/// Number that rises and falls, with one writing thread.
+#[derive(Default, Debug)]
+pub struct Level(AtomicU64);
+
+impl Level {
+    /// Replaces the number.
+    #[inline]
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+
+    /// Returns the number of this moment.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
 /// Number of cells of a [`SharedCounter`].
 const CELLS: usize = 64;
 

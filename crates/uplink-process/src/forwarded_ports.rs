@@ -405,7 +405,7 @@ mod tests {
             FromUplink::Machine(machine),
             FromUplink::Learned(vec!["allow example.org".to_owned()]),
             FromUplink::Sockets,
-            FromUplink::Totals(None),
+            FromUplink::Totals(Box::default()),
         ];
         let later = FromUplink::Records("{ }\n".to_owned());
         reports.iter().for_each(|report| far.send(report, &[]).unwrap());

@@ -6,7 +6,7 @@ use ringfence_link::vhost_user::{ClientReport, HandedOver};
 use ringfence_policy::RuleSource;
 use serde::{Deserialize, Serialize};
 
-use crate::totals::EgressTotals;
+use crate::totals::UplinkTotals;
 
 /// Maximum number of descriptors in one message to the uplink.
 pub const BATCH: usize = 16;
@@ -74,8 +74,9 @@ pub enum FromUplink {
         /// Reason for which the old policy stays.
         error: Option<String>,
     },
-    /// Totals of the egress policy, if there is one: the answer to [`UplinkOrder::Totals`](crate::orders::UplinkOrder::Totals), and the last message.
-    Totals(Option<EgressTotals>),
+    /// Totals: the answer to [`UplinkOrder::Totals`](crate::orders::UplinkOrder::Totals), and the last message
+    /// of an uplink with a policy.
+    Totals(Box<UplinkTotals>),
     /// State of a virtual machine's client, after each change.
     Machine(MachineState),
     /// The uplink needs more sockets of the guest's network.

@@ -43,7 +43,7 @@ pub enum UplinkOrder {
     },
     /// Replaces the sockets of multicast groups by those in the descriptors. There is no answer.
     Multicast(Vec<JoinedGroup>),
-    /// Requests the totals of the egress policy.
+    /// Requests the totals.
     Totals,
 }
 
@@ -89,7 +89,7 @@ impl Orders {
                     }
                     None
                 }
-                UplinkOrder::Totals => Some(FromUplink::Totals(self.totals.read())),
+                UplinkOrder::Totals => Some(FromUplink::Totals(Box::new(self.totals.read()))),
             };
             if let Some(answer) = answer {
                 channel.send_now(&answer, &[])?;

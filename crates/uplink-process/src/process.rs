@@ -231,9 +231,10 @@ fn serve(
         // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
         let _ = queue.send(None).map(|()| thread.join());
     }
-    if let Some(totals) = totals.read() {
+    let totals = totals.read();
+    if totals.egress.is_some() {
         // A launcher that is gone, or that does not read any more, needs none.
-        let _ = channel.send_now(&FromUplink::Totals(Some(totals)), &[]);
+        let _ = channel.send_now(&FromUplink::Totals(Box::new(totals)), &[]);
     }
     match ended {
         RunnerEnd::Stopped => Ok(()),

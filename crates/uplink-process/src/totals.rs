@@ -1,8 +1,10 @@
-//! Totals of an egress policy: verdicts by kind, and pins. `ringfence ps --json` and the summary of `run -v` show them.
+//! Totals of an uplink: verdicts of its egress policy by kind, pins, and the counters of its engines. `ringfence ps --json`,
+//! `ringfence top` and the summary of `run -v` show them.
 //!
 //! The engines count ([`UplinkCounters`]); totals are their sums, made when the launcher asks for them and when the
 //! uplink ends.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,7 +14,16 @@ use ringfence_uplink::UplinkCounters;
 use ringfence_uplink::egress::PolicyInForce;
 use serde::{Deserialize, Serialize};
 
-/// Totals since the start of the guest. The field names are those of `ringfence ps --json`.
+/// Totals of an uplink since the start of its guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkTotals {
+    /// Totals of the egress policy, if there is one.
+    pub egress: Option<EgressTotals>,
+    /// Counters of the engines that are not zero ([`UplinkCounters`]).
+    pub traffic: BTreeMap<String, u64>,
+}
+
+/// Totals of an egress policy since the start of the guest. The field names are those of `ringfence ps --json`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressTotals {
     /// Connections, associations and echo flows.
@@ -55,8 +66,20 @@ pub(super) struct TotalsSource {
 }
 
 impl TotalsSource {
-    /// Returns the totals. `None` without a policy.
-    pub(super) fn read(&self) -> Option<EgressTotals> {
+    /// Returns the totals.
+    pub(super) fn read(&self) -> UplinkTotals {
+        let mut traffic = BTreeMap::<String, u64>::new();
+        for (name, count) in self.counters.iter().flat_map(|counters| counters.each()) {
+            if count > 0 {
+                let sum = traffic.entry(name.to_owned()).or_default();
+                *sum = sum.saturating_add(count);
+            }
+        }
+        UplinkTotals { egress: self.egress(), traffic }
+    }
+
+    /// Returns the totals of the policy. `None` without one.
+    fn egress(&self) -> Option<EgressTotals> {
         let egress = self.policy.get()?;
         let pins = u64_from(egress.pins(monotonic()));
         let mut totals = EgressTotals { pins, ..EgressTotals::default() };
@@ -94,9 +117,12 @@ mod tests {
             counters: counters.clone(),
             policy: PolicyInForce::new(egress),
         };
-        assert_eq!(source(None).read(), None);
+        let unrestricted = source(None).read();
+        assert_eq!(unrestricted.egress, None);
+        assert_eq!(unrestricted.traffic.get("egress_denied"), Some(&7));
+        assert_eq!(unrestricted.traffic.len(), 2, "counters of zero are left out");
         let policy = Policy::new(PolicySource::default()).unwrap();
-        let totals = source(Some(Egress::new(policy, None, false))).read().unwrap();
+        let totals = source(Some(Egress::new(policy, None, false))).read().egress.unwrap();
         let expected =
             EgressTotals { connections_denied: 7, queries_allowed: 1, ..EgressTotals::default() };
         assert_eq!(totals, expected);

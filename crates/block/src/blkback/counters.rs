@@ -1,7 +1,7 @@
 //! Counters of one blkback queue.
 
 use ringfence_access::persistent::PersistentCounters;
-use ringfence_sys::counters::Counter;
+use ringfence_sys::counters::{Counter, Level};
 use ringfence_wire::blkif::{Direction, SegmentRange};
 
 use super::job::Work;
@@ -38,6 +38,10 @@ pub struct QueueCounters {
     pub throttles: Counter,
     /// Pauses of the queue because of rule violations.
     pub pauses: Counter,
+    /// Requests that the disk works on now.
+    pub in_flight: Level,
+    /// Persistent pages that are mapped now.
+    pub kept: Level,
 }
 
 impl QueueCounters {
@@ -62,6 +66,11 @@ impl QueueCounters {
             of("throttles", &self.throttles),
             of("pauses", &self.pauses),
         ]
+    }
+
+    /// Returns the name and value of each level.
+    pub fn levels(&self) -> [(&'static str, u64); 2] {
+        [("requests_in_flight", self.in_flight.get()), ("pages_mapped", self.kept.get())]
     }
 
     pub(super) fn count(&self, work: Work, ranges: &[SegmentRange]) {

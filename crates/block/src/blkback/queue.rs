@@ -22,6 +22,7 @@ use ringfence_access::request_access::PageError;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::Grantee;
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
+use ringfence_sys::numbers::u64_from;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, BlkRequest, Body, IndirectHead, Response, Rules, SegmentRange, Slot, Status,
@@ -120,6 +121,7 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
         }
         self.disk.kick();
         let ended = self.finish()?;
+        self.counters.kept.set(u64_from(self.kept()));
         Ok(taken > 0 || ended)
     }
 
@@ -263,6 +265,7 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
             }
         }
         self.in_flight.started(job.work);
+        self.note_in_flight();
         let first = job.work.first();
         if first == Op::Flush && self.terms.skips_flush {
             return match job.work.next(first) {
@@ -290,6 +293,10 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
         };
         self.refused(rule);
         self.conclude(job, segments, Status::Error)
+    }
+
+    fn note_in_flight(&self) {
+        self.counters.in_flight.set(u64_from(self.in_flight.running()));
     }
 
     /// Passes an operation of a job to the disk.
@@ -337,6 +344,7 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
         segments: Vec<Segment>,
     ) -> Result<(), QueueFault> {
         self.in_flight.ended(job.work);
+        self.note_in_flight();
         let status = match result {
             Ok(()) => self.deliver(&job),
             Err(errno) => {

@@ -32,8 +32,11 @@ use crate::switchboard::{
     AttachRequest, Attached, DISKS_MAX, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver,
     VERSION,
 };
-use crate::vbds::{Vbd, ring_counts};
+use crate::vbds::{Vbd, ring_counts, ring_levels};
 use crate::vifs::Vif;
+
+/// Domain that has no device: the driver domain itself.
+const NOBODY: DomId = DomId(0);
 
 /// Device number of `/dev/net/tun`.
 const TUN: (u32, u32) = (10, 200);
@@ -127,7 +130,11 @@ impl<P: Platform> Control<P, SwitchDomain> {
                 self.deliver_connection(at, handle, fds, problem);
                 None
             }
-            ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats()))),
+            ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats(None)))),
+            ToDriver::GuestStats => {
+                let guest = self.guest(at).domain.unwrap_or(NOBODY);
+                Some(FromDriver::Stats(Box::new(self.stats(Some(guest)))))
+            }
             ToDriver::Listen => {
                 self.backends.domain.replace_listener(fds).err().map(FromDriver::Refused)
             }
@@ -317,24 +324,35 @@ impl<P: Platform> Control<P, SwitchDomain> {
         }
     }
 
-    /// Returns the counters of the switch. Counters of zero are left out: the length of a message is bounded, and a
-    /// switch may have many ports.
-    fn stats(&self) -> DriverStats {
+    /// Returns the counters of the switch, with the devices of one guest or of all. Counters of zero are left out: the
+    /// length of a message is bounded, and a switch may have many ports.
+    fn stats(&self, only: Option<DomId>) -> DriverStats {
         let backends = &self.backends;
         let (vifs, vbds) = (&backends.vifs, &backends.vbds);
-        let ports = backends.domain.dataplane.stats().map(|stats| stats.ports).unwrap_or_default();
-        let mut ports: BTreeMap<_, _> =
-            ports.into_iter().map(|port| (port.name, nonzero(port.counters))).collect();
-        ports.insert("gone".to_owned(), nonzero(vifs.retired_ports.counts()));
-        let mut gone = vifs.retired_rules.clone();
-        for (rule, count) in &vbds.retired_rules {
-            *gone.entry(rule).or_default() += count;
-        }
-        let of_vifs = vifs.list.iter().map(|(device, vif)| (device, vif.backend.rules().all()));
-        let of_vbds = vbds.list.iter().map(|(device, vbd)| (device, vbd.backend.rules().all()));
+        let is_wanted = |device: &DeviceId| only.is_none_or(|guest| guest == device.frontend);
+        let own_vifs = || vifs.list.iter().filter(|(device, _)| is_wanted(device));
+        let own_vbds = || vbds.list.iter().filter(|(device, _)| is_wanted(device));
+        let all_ports = match only {
+            None => backends.domain.dataplane.stats(),
+            Some(_) => own_vifs()
+                .find_map(|(_, vif)| vif.entry.port())
+                .and_then(|port| backends.domain.dataplane.stats_of(Some(port))),
+        };
+        let all_ports = all_ports.map(|stats| stats.ports).unwrap_or_default();
+        let mut levels: BTreeMap<_, _> = own_vifs()
+            .map(|(device, vif)| {
+                let port = all_ports.iter().find(|port| Some(port.id) == vif.entry.port());
+                (device_name(device), nonzero(vif.levels(port)))
+            })
+            .collect();
+        levels.extend(
+            own_vbds().map(|(device, vbd)| (device_name(device), nonzero(ring_levels(&vbd.rings)))),
+        );
+        let ports = all_ports.into_iter().map(|port| (port.name, nonzero(port.counters)));
+        let of_vifs = own_vifs().map(|(device, vif)| (device, vif.backend.rules().all()));
+        let of_vbds = own_vbds().map(|(device, vbd)| (device, vbd.backend.rules().all()));
         let rules = of_vifs.chain(of_vbds).map(|(device, broken)| (device_name(device), broken));
-        let rules = rules.chain([("gone".to_owned(), gone)]);
-        let connected = vbds.list.iter().filter(|(_, vbd)| !vbd.rings.is_empty());
+        let connected = own_vbds().filter(|(_, vbd)| !vbd.rings.is_empty());
         let disks = connected.map(|(device, vbd)| {
             let mut sums = BTreeMap::<&'static str, u64>::new();
             for (name, count) in vbd.rings.iter().flat_map(ring_counts) {
@@ -342,15 +360,33 @@ impl<P: Platform> Control<P, SwitchDomain> {
             }
             (device_name(device), nonzero(sums))
         });
-        DriverStats {
+        let mut stats = DriverStats {
             path: owned(backends.platform.counters().values().named()),
-            ports,
+            ports: ports.collect(),
             disks: disks.collect(),
+            levels,
             rules: rules
                 .filter(|(_, broken)| !broken.is_empty())
                 .map(|(name, broken)| (name, owned(broken)))
                 .collect(),
             hub: owned(backends.domain.hub.faults()),
+        };
+        if only.is_none() {
+            self.add_gone(&mut stats);
+        }
+        stats
+    }
+
+    /// Adds the sums over ports and guests that are gone.
+    fn add_gone(&self, stats: &mut DriverStats) {
+        let (vifs, vbds) = (&self.backends.vifs, &self.backends.vbds);
+        stats.ports.insert("gone".to_owned(), nonzero(vifs.retired_ports.counts()));
+        let mut gone = vifs.retired_rules.clone();
+        for (rule, count) in &vbds.retired_rules {
+            *gone.entry(rule).or_default() += count;
+        }
+        if !gone.is_empty() {
+            stats.rules.insert("gone".to_owned(), owned(gone));
         }
     }
 }

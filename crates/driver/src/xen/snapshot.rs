@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringfence_net::vif::toolstack::mac_text;
 use ringfence_platform::Platform;
-use ringfence_switch::dataplane::{DataplaneStats, PortId};
+use ringfence_switch::dataplane::{DataplaneStats, PortId, PortStats};
 use ringfence_sys::poll::wait_readable;
 use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
@@ -78,9 +78,12 @@ impl<P: Platform> Control<P, XenDomain> {
     }
 }
 
+fn port_of(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<&PortStats> {
+    stats?.ports.iter().find(|stats| Some(stats.id) == port)
+}
+
 fn port_counts(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<Counts> {
-    let port = stats?.ports.iter().find(|stats| Some(stats.id) == port)?;
-    Some(counts(port.counters.iter().copied()))
+    Some(counts(port_of(stats, port)?.counters.iter().copied()))
 }
 
 fn vif_status(
@@ -124,6 +127,7 @@ fn vif_status(
         queue_count: connection.map_or(0, |connection| connection.queues),
         staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),
+        levels: counts(vif.levels(port_of(stats, guest))),
         tap: port_counts(stats, vif.own.tap_port()),
         rules: counts(rules),
     }

@@ -120,6 +120,9 @@ pub struct VifStatus {
     pub staged_pages: u32,
     /// Counters of the port, summed over all queues.
     pub queues: Vec<QueueStatus>,
+    /// Numbers of the port that rise and fall, over all queues.
+    #[serde(default)]
+    pub levels: Counts,
     /// Counters of the TAP's port, if there is a TAP.
     pub tap: Option<Counts>,
     /// Rule violations of the guest.
@@ -210,6 +213,9 @@ pub struct VbdStatus {
     pub problem: Option<String>,
     /// Counters of each ring.
     pub queues: Vec<QueueStatus>,
+    /// Numbers of the disk that rise and fall, over all rings.
+    #[serde(default)]
+    pub levels: Counts,
     /// Rule violations of the guest.
     pub rules: Counts,
 }

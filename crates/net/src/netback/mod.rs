@@ -43,7 +43,7 @@ use policy::GuestPolicy;
 use queue::{BackendQueue, Shared};
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
-use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::counters::{DropReason, PortCounters, PortLevels};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 
@@ -361,5 +361,12 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
 
     fn counters(&self) -> &Arc<PortCounters> {
         &self.counters
+    }
+
+    fn levels(&self) -> PortLevels {
+        self.queues.iter().fold(PortLevels::default(), |mut sum, queue| {
+            sum.add(queue.levels());
+            sum
+        })
     }
 }

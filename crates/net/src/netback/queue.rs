@@ -15,7 +15,7 @@ use crate::queues::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
-use ringfence_frame::counters::PortCounters;
+use ringfence_frame::counters::{PortCounters, PortLevels};
 use ringfence_frame::port::{Fault, Received, Transmitted};
 
 /// Features and counters that the queues of a vif share.
@@ -111,6 +111,14 @@ impl<G: Grantee, C: Channel> BackendQueue<G, C> {
     pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
         self.tx.count_in(Arc::clone(counters));
         self.rx.count_in(Arc::clone(counters));
+    }
+
+    /// Returns the levels of both rings. An impossible index counts as an empty ring: the next poll reports it.
+    pub(super) fn levels(&self) -> PortLevels {
+        PortLevels {
+            requests_waiting: self.tx.waiting().into(),
+            buffers_posted: self.rx.posted().into(),
+        }
     }
 
     fn notify_channel(&self, channel: &C) -> Result<(), Fault> {

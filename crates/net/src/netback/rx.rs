@@ -168,6 +168,11 @@ impl<G: Grantee> BackendRx<G> {
         Ok((posted / slots) as usize)
     }
 
+    /// Returns the number of posted buffers; 0 for an impossible index.
+    pub(super) fn posted(&self) -> u32 {
+        self.ring.unconsumed().unwrap_or(0)
+    }
+
     /// Returns the maximum number of buffers that a frame of `frame_max` bytes takes.
     #[inline]
     fn slots_of(&self, frame_max: usize) -> u32 {

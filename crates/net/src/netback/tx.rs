@@ -92,6 +92,11 @@ impl<G: Grantee> BackendTx<G> {
         self.counters = counters;
     }
 
+    /// Returns the number of posted requests that wait; 0 for an impossible index.
+    pub(super) fn waiting(&self) -> u32 {
+        self.ring.unconsumed().unwrap_or(0)
+    }
+
     pub(super) fn receive(
         &mut self,
         batch: &mut Batch,

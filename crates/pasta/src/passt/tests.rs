@@ -57,11 +57,8 @@ fn option_of_pasta_is_refused_by_name() {
 
 #[test]
 fn socket_is_named_probed_or_inherited() {
-    let (transport, status_socket) = (Transport::Stream, None::<std::path::PathBuf>);
-    let at = |place, one_off| {
-        let status_socket = status_socket.clone();
-        Endpoint { place, one_off, transport, status_socket }
-    };
+    let transport = Transport::Stream;
+    let at = |place, one_off| Endpoint { place, one_off, transport };
     assert_eq!(endpoint(""), at(Place::Probed, false));
     assert_eq!(endpoint("-1 -s a"), at(Place::Path("a".into()), true));
     assert_eq!(endpoint("--socket a --socket b --one-off"), at(Place::Path("b".into()), true));
@@ -99,7 +96,8 @@ fn pool_is_required_of_shared_memory_only() {
         assert!(read(line).err().unwrap().to_string().contains("--vhost-user"), "{line}");
     }
     assert!(read("--vhost-user --require-pool all").is_err());
-    assert_eq!(endpoint("--status-socket a").status_socket, Some("a".into()));
+    let status = read("--vhost-user --status-socket a").unwrap().args.status_socket;
+    assert_eq!(status, Some("a".into()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_sys::numbers::bounded;
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_wire::grant::{Access, DomId, Gref};
 
 use super::arena::{self, ArenaFiles, ArenaShape};
@@ -136,6 +136,15 @@ impl LocalGranter {
             (PageSize::Huge, PageSize::Huge) => PageSize::Huge,
             _ => PageSize::Small,
         }
+    }
+
+    /// Returns the number of pages that the peer can use now.
+    pub fn lent(&self) -> usize {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = shared.shape.references.saturating_sub(Gref::FIRST_FREE.0);
+        usize_from(all)
+            .saturating_sub(shared.references.len())
+            .saturating_sub(shared.quarantine.len())
     }
 
     /// Returns the number of quarantined pages: those that the peer claims to use after a forced

@@ -170,6 +170,12 @@ impl LocalPlatform {
         arenas.chain([self.hub.fd().as_raw_fd()]).collect()
     }
 
+    /// Returns the number of pages that peers can use now under ordinary grants.
+    pub fn lent_pages(&self) -> usize {
+        let granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
+        granters.values().map(LocalGranter::lent).sum()
+    }
+
     /// Fetches the arena of `granter`: that of ordinary grants (0), or a grant window.
     fn fetch(
         &self,

@@ -24,17 +24,17 @@ const ANSWER: Duration = Duration::from_secs(2);
 const IS_IT_STOPPED: &str = "if it is stopped (Ctrl-Z), `kill -CONT` with this number continues it";
 
 /// Guest that answered, with a connection to its launcher.
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Process number of the launcher.
-    pub(super) pid: i32,
-    pub(super) guest: Description,
-    pub(super) channel: Channel,
+    pub(crate) pid: i32,
+    pub(crate) guest: Description,
+    pub(crate) channel: Channel,
 }
 
 /// Launcher that did not answer.
-pub(super) struct Silent {
+pub(crate) struct Silent {
     /// Process number of the launcher.
-    pub(super) pid: i32,
+    pub(crate) pid: i32,
     /// Reason, for the user.
     why: String,
 }
@@ -47,13 +47,13 @@ impl std::fmt::Display for Silent {
 
 /// Guests of this user, sorted by start, and launchers that did not answer.
 #[derive(Default)]
-pub(super) struct Listing {
-    pub(super) found: Vec<Found>,
-    pub(super) silent: Vec<Silent>,
+pub(crate) struct Listing {
+    pub(crate) found: Vec<Found>,
+    pub(crate) silent: Vec<Silent>,
 }
 
 /// Asks every launcher of this user for its guest.
-pub(super) fn all() -> anyhow::Result<Listing> {
+pub(crate) fn all() -> anyhow::Result<Listing> {
     // One descriptor for each guest. Where the limit cannot be raised, the last guests are reported as silent.
     let _ = limits::raise_open_files();
     Ok(ask(RuntimeDir::open()?.guests(None)?, ANSWER))

@@ -29,10 +29,10 @@ use ringfence_sandbox::Ending;
 use ringfence_sandbox::cgroup::{Limits, Usage};
 use serde::{Deserialize, Serialize};
 
-use ringfence_driver::switchboard::WindowLevels;
+use ringfence_driver::switchboard::FrontendLevels;
 use ringfence_guest::ListeningPorts;
 use ringfence_policy::denials::Denial;
-use ringfence_uplink_process::totals::EgressTotals;
+use ringfence_uplink_process::totals::UplinkTotals;
 
 /// Orders of a client to the launcher of a guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,14 +66,14 @@ pub(crate) enum Request {
     AddPort(String),
     /// Removes published ports.
     RemovePort(String),
-    /// Requests the totals of the egress policy.
-    EgressTotals,
+    /// Requests the totals of the uplink.
+    UplinkTotals,
     /// Asks for the denials of the egress policy behind the first `after` ones.
     Denials { after: usize },
     /// Asks for the verdicts of the egress policy from now on.
     Watch,
-    /// Requests the levels of the grant windows of the network interface.
-    WindowLevels,
+    /// Requests the levels of the memory that the guest lends.
+    Levels,
     /// Asks for the TCP ports at which processes of the guest listen, and for this one among them.
     Listening(u16),
 }
@@ -93,14 +93,13 @@ pub(crate) enum Reply {
     Counters(Box<Counters>),
     /// The ports are published or removed.
     PortsChanged,
-    /// Totals of the egress policy, if there is one.
-    EgressTotals(Option<EgressTotals>),
+    /// Totals of the uplink, if there is one.
+    UplinkTotals(Option<Box<UplinkTotals>>),
     /// Denials of the egress policy, the latest first, as many as fit. None: there are no others.
     Denials(Vec<Denial>),
     /// Lines of verdicts, each with its end. The first reply has none: the client watches now.
     Verdicts(String),
-    /// Levels of the grant windows, if there are any.
-    WindowLevels(Option<WindowLevels>),
+    Levels(FrontendLevels),
     /// TCP ports at which processes of the guest listen.
     Listening(ListeningPorts),
     /// The request failed: for example, the command that the client asked for was not started.
@@ -212,4 +211,8 @@ pub(crate) struct Counters {
     pub(crate) disks: BTreeMap<String, CounterTable>,
     /// Rules of the protocols that its frontend broke, with their numbers.
     pub(crate) rules: BTreeMap<String, CounterTable>,
+    /// Numbers of its port and its disks that rise and fall.
+    pub(crate) levels: BTreeMap<String, CounterTable>,
+    /// Grant operations, system calls and similar costs of its driver domain, for all guests of that.
+    pub(crate) driver: CounterTable,
 }

@@ -111,9 +111,9 @@ pub(super) fn rows(guests: Vec<Found>, with_egress: bool) -> Vec<Row> {
 
 /// Asks a launcher for the totals of the guest's egress policy. Returns `None` if there is no policy, or no answer.
 fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
-    launcher.send(&Request::EgressTotals, &[]).ok()?;
+    launcher.send(&Request::UplinkTotals, &[]).ok()?;
     match launcher.receive_within(TOTALS_WITHIN).ok()? {
-        (Reply::EgressTotals(totals), _) => totals,
+        (Reply::UplinkTotals(totals), _) => totals?.egress,
         _ => None,
     }
 }

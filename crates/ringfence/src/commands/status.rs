@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
 use ringfence_base::json::escape_controls;
-use ringfence_driver::switchboard::WindowLevels;
+use ringfence_driver::switchboard::{FrontendLevels, WindowLevels};
 use ringfence_hostnet::out::Out;
 use ringfence_hostnet::text::{byte_count, listed};
 
@@ -24,6 +24,8 @@ struct Status {
     #[serde(flatten)]
     row: Row,
     counters: Counters,
+    /// Pages of 4 KiB that the driver domain can use now under ordinary grants.
+    lent_pages: u64,
     /// Grant windows of the network interface, if it has any.
     windows: Option<WindowLevels>,
     /// Age of the guest in seconds, for the table.
@@ -51,10 +53,11 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
         (Reply::Failed { why, .. }, _) => bail!("{why}"),
         _ => bail!("{guest} is of another version of Ringfence"),
     };
-    let windows = window_levels(&found.channel).unwrap_or_default();
+    let FrontendLevels { lent_pages, windows } = levels(&found.channel).unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let age = now.saturating_sub(found.guest.since);
-    let status = Status { row: ps::rows(vec![found], true).remove(0), counters, windows, age };
+    let status =
+        Status { row: ps::rows(vec![found], true).remove(0), counters, lent_pages, windows, age };
     let text = match form {
         Form::Json => {
             format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?))
@@ -65,11 +68,11 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
     Ok(Out.write_all(text.as_bytes())?)
 }
 
-/// Requests the levels of the guest's grant windows.
-fn window_levels(launcher: &Channel) -> anyhow::Result<Option<WindowLevels>> {
-    launcher.send(&Request::WindowLevels, &[])?;
+/// Requests the levels of the memory that the guest lends.
+fn levels(launcher: &Channel) -> anyhow::Result<FrontendLevels> {
+    launcher.send(&Request::Levels, &[])?;
     match launcher.receive_within(ANSWER)? {
-        (Reply::WindowLevels(levels), _) => Ok(levels),
+        (Reply::Levels(levels), _) => Ok(levels),
         _ => bail!("the launcher is of another version of Ringfence"),
     }
 }
@@ -81,7 +84,7 @@ fn window_levels(launcher: &Channel) -> anyhow::Result<Option<WindowLevels>> {
 ///
 /// Fails if no such guest runs, or if its frontend does not answer.
 pub fn windows_of(guest: &str) -> anyhow::Result<Option<WindowLevels>> {
-    window_levels(&find::one(guest)?.channel)
+    Ok(levels(&find::one(guest)?.channel)?.windows)
 }
 
 /// Status formatted as a table.
@@ -92,7 +95,7 @@ struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { row: Row { pid, memory, guest, egress }, counters, windows, age } =
+        let Status { row: Row { pid, memory, guest, egress }, counters, lent_pages, windows, age } =
             self.status;
         let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
             writeln!(f, "{:<16}{}", format!("{head}:"), ringfence_hostnet::text::printable(text))
@@ -123,7 +126,8 @@ impl fmt::Display for Table<'_> {
         if let Some(policy) = &guest.policy {
             line(f, "policy", policy)?;
         }
-        line(f, "lent memory", &guest.pages.to_string())?;
+        let lent = byte_count(lent_pages.saturating_mul(4096));
+        line(f, "lent memory", &format!("{lent} in {}", guest.pages))?;
         line(f, "limits", &guest.limits.to_string())?;
         if let Some(cgroup) = &guest.cgroup {
             let memory = guest.usage.memory.map(|bytes| format!("{} of memory", byte_count(bytes)));
@@ -214,7 +218,7 @@ mod tests {
             pages: 512,
             pages_in_use: 256,
         });
-        let status = Status { row, counters, windows, age: 7200 };
+        let status = Status { row, counters, lent_pages: 512, windows, age: 7200 };
         let text = Table { status: &status, counters: false }.to_string();
         for line in [
             "guest:          web\n",
@@ -225,7 +229,7 @@ mod tests {
             "egress:         0 connections allowed, 0 denied",
             "system calls:   default, families vsock\n",
             "policy:         3 rules (p.toml)\n",
-            "lent memory:    huge pages of 2 MiB\n",
+            "lent memory:    2048 KiB in huge pages of 2 MiB\n",
             "limits:         none\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",

@@ -15,11 +15,11 @@ use rustix::net::SocketFlags;
 
 use super::messages;
 use crate::commands::{Reply, Request};
-use ringfence_driver::switchboard::WindowLevels;
+use ringfence_driver::switchboard::FrontendLevels;
 use ringfence_hostnet::guest_sockets::GuestSocket;
 use ringfence_hostnet::runtime_dir::{RuntimeDir, RuntimeDirError};
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_uplink_process::totals::EgressTotals;
+use ringfence_uplink_process::totals::UplinkTotals;
 
 /// Maximum number of clients at a time. A guest has up to 256 commands of `ringfence exec`, each with a client.
 const CLIENTS_MAX: usize = 320;
@@ -59,10 +59,10 @@ pub(super) struct Clients {
     watching: BTreeSet<ClientId>,
     /// Clients that wait for the driver domain's counters.
     pub(super) counters: Vec<ClientId>,
-    /// Clients that wait for the totals of the egress policy.
+    /// Clients that wait for the totals of the uplink.
     totals: Vec<ClientId>,
-    /// Clients that wait for the levels of the grant windows.
-    window_levels: Vec<ClientId>,
+    /// Clients that wait for the levels of the memory that the guest lends.
+    levels: Vec<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -81,7 +81,7 @@ impl Clients {
             watching: BTreeSet::new(),
             counters: Vec::new(),
             totals: Vec::new(),
-            window_levels: Vec::new(),
+            levels: Vec::new(),
             since: now(),
         })
     }
@@ -202,28 +202,28 @@ impl Clients {
         self.reply(id, &Reply::Messages(messages));
     }
 
-    /// Adds a client that waits for the totals of the egress policy. Returns `true` if others wait already: the uplink
-    /// has been asked.
+    /// Adds a client that waits for the totals of the uplink. Returns `true` if others wait already: the uplink has been
+    /// asked.
     pub(super) fn wait_for_totals(&mut self, id: ClientId) -> bool {
         wait_with(&mut self.totals, &self.list, id)
     }
 
-    /// Adds a client that waits for the levels of the grant windows. Returns `true` if others wait already.
-    pub(super) fn wait_for_window_levels(&mut self, id: ClientId) -> bool {
-        wait_with(&mut self.window_levels, &self.list, id)
+    /// Adds a client that waits for the levels of lent memory. Returns `true` if others wait already.
+    pub(super) fn wait_for_levels(&mut self, id: ClientId) -> bool {
+        wait_with(&mut self.levels, &self.list, id)
     }
 
-    /// Answers the clients that wait for the levels of the grant windows.
-    pub(super) fn tell_window_levels(&mut self, levels: Option<WindowLevels>) {
-        for id in std::mem::take(&mut self.window_levels) {
-            self.reply(id, &Reply::WindowLevels(levels));
+    /// Answers the clients that wait for the levels of lent memory.
+    pub(super) fn tell_levels(&mut self, levels: FrontendLevels) {
+        for id in std::mem::take(&mut self.levels) {
+            self.reply(id, &Reply::Levels(levels));
         }
     }
 
-    /// Answers the clients that wait for the totals of the egress policy.
-    pub(super) fn tell_totals(&mut self, totals: Option<EgressTotals>) {
+    /// Answers the clients that wait for the totals of the uplink.
+    pub(super) fn tell_totals(&mut self, totals: Option<&UplinkTotals>) {
         for id in std::mem::take(&mut self.totals) {
-            self.reply(id, &Reply::EgressTotals(totals));
+            self.reply(id, &Reply::UplinkTotals(totals.cloned().map(Box::new)));
         }
     }
 

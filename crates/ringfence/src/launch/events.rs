@@ -65,9 +65,7 @@ impl GuestProcesses<'_> {
                 return Err(self.gone("the guest's init", &ended));
             }
 
-            (Frontend(FromFrontend::WindowLevels(levels)), Running) => {
-                self.window_levels_came(levels);
-            }
+            (Frontend(FromFrontend::Levels(levels)), Running) => self.levels_came(levels),
             (Frontend(FromFrontend::Up { .. }), _) => {
                 self.reporter.step("the guest's network is up");
             }
@@ -84,11 +82,11 @@ impl GuestProcesses<'_> {
             (Uplink(FromUplink::Sockets), Running) => self.ask_for_sockets()?,
             (Uplink(FromUplink::Port { id, error }), Running) => self.port_is_changed(id, error),
             (Uplink(FromUplink::Policy { error }), Running) => self.policy_is_set(error),
-            (Uplink(FromUplink::Totals(totals)), Running) => self.totals_came(totals),
+            (Uplink(FromUplink::Totals(totals)), Running) => self.totals_came(Some(&totals)),
             (Uplink(FromUplink::Failed(why)), _) => return Err(failed("the uplink", &why)),
             (ProcessEvent::UplinkGone(ended), _) => return Err(self.gone("the uplink", &ended)),
 
-            (Driver(FromDriver::Stats(stats)), Running) => self.counters_are_there(&stats),
+            (Driver(FromDriver::Stats(stats)), Running) => self.counters_are_there(*stats),
             (Driver(FromDriver::DeviceClosed(why)), _) => {
                 self.report_problem(
                     "the driver domain closed this guest's network interface",

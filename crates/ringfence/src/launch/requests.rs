@@ -1,7 +1,5 @@
 //! Requests of a launcher's clients ([`crate::commands`]).
 
-use std::collections::BTreeMap;
-
 use ringfence_policy::Policy;
 use ringfence_policy::denials::Denials;
 use ringfence_sandbox::STATUS_FAILED;
@@ -13,13 +11,13 @@ use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::inherited;
 use super::{egress, filter};
-use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
-use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
+use crate::commands::{Counters, Description, LentPages, Reply, Request};
+use ringfence_driver::switchboard::{DriverStats, FrontendLevels, ToDriver, ToFrontend};
 use ringfence_guest::ToGuest;
 use ringfence_hostnet::text::printable;
 use ringfence_uplink_process::egress::document;
 use ringfence_uplink_process::orders::UplinkOrder;
-use ringfence_uplink_process::totals::EgressTotals;
+use ringfence_uplink_process::totals::UplinkTotals;
 
 impl GuestProcesses<'_> {
     /// Handles an event of a client. Fails if the guest cannot be told.
@@ -64,7 +62,7 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(id, Request::RemovePort(text), _) => {
                 self.change_ports(id, &text, false)
             }
-            ClientEvent::Request(id, Request::EgressTotals, _) => {
+            ClientEvent::Request(id, Request::UplinkTotals, _) => {
                 self.ask_for_totals(id);
                 Ok(())
             }
@@ -76,8 +74,8 @@ impl GuestProcesses<'_> {
                 self.watch(id);
                 Ok(())
             }
-            ClientEvent::Request(id, Request::WindowLevels, _) => {
-                self.ask_for_window_levels(id);
+            ClientEvent::Request(id, Request::Levels, _) => {
+                self.ask_for_levels(id);
                 Ok(())
             }
             ClientEvent::Request(id, Request::Listening(port), _) => {
@@ -124,7 +122,7 @@ impl GuestProcesses<'_> {
         Ok(())
     }
 
-    /// Asks the uplink for the totals of its policy; [`Clients::tell_totals`] answers.
+    /// Asks the uplink for its totals; [`Clients::tell_totals`] answers.
     fn ask_for_totals(&mut self, id: ClientId) {
         let Some(clients) = &mut self.clients else { return };
         if clients.wait_for_totals(id) {
@@ -138,29 +136,29 @@ impl GuestProcesses<'_> {
     }
 
     /// Answers the clients that asked for totals.
-    pub(super) fn totals_came(&mut self, totals: Option<EgressTotals>) {
+    pub(super) fn totals_came(&mut self, totals: Option<&UplinkTotals>) {
         if let Some(clients) = &mut self.clients {
             clients.tell_totals(totals);
         }
     }
 
-    /// Asks the frontend for the levels of its grant windows; [`Clients::tell_window_levels`] answers.
-    fn ask_for_window_levels(&mut self, id: ClientId) {
+    /// Asks the frontend for the levels of the memory that it lends; [`Clients::tell_levels`] answers.
+    fn ask_for_levels(&mut self, id: ClientId) {
         let Some(clients) = &mut self.clients else { return };
-        if clients.wait_for_window_levels(id) {
+        if clients.wait_for_levels(id) {
             return;
         }
         let frontend = self.frontend.channel();
-        let asked = frontend.is_some_and(|to| to.send_now(&ToFrontend::WindowLevels, &[]).is_ok());
+        let asked = frontend.is_some_and(|to| to.send_now(&ToFrontend::Levels, &[]).is_ok());
         if !asked {
-            self.window_levels_came(None);
+            self.levels_came(FrontendLevels::default());
         }
     }
 
-    /// Answers the clients that asked for the levels of grant windows.
-    pub(super) fn window_levels_came(&mut self, levels: Option<WindowLevels>) {
+    /// Answers the clients that asked for the levels of lent memory.
+    pub(super) fn levels_came(&mut self, levels: FrontendLevels) {
         if let Some(clients) = &mut self.clients {
-            clients.tell_window_levels(levels);
+            clients.tell_levels(levels);
         }
     }
 
@@ -198,7 +196,7 @@ impl GuestProcesses<'_> {
     /// Asks the driver domain for its counters, or answers at once if there is none.
     /// [`GuestProcesses::counters_are_there`] answers otherwise.
     fn ask_for_counters(&mut self, id: ClientId) {
-        match self.driver_channel().map(|channel| channel.send_now(&ToDriver::Stats, &[])) {
+        match self.driver_channel().map(|channel| channel.send_now(&ToDriver::GuestStats, &[])) {
             None => self.reply(id, &Reply::Counters(Box::default())),
             Some(Ok(())) => self.clients.iter_mut().for_each(|clients| clients.counters.push(id)),
             Some(Err(error)) => {
@@ -209,22 +207,9 @@ impl GuestProcesses<'_> {
     }
 
     /// Answers the clients that wait for counters with those of this guest.
-    pub(super) fn counters_are_there(&mut self, stats: &DriverStats) {
-        let Some(domain) = self.attached().map(|attached| attached.domain) else { return };
-        let own = |tables: &BTreeMap<String, CounterTable>| {
-            let is_own = |name: &str| {
-                let number = name.strip_prefix("vif").or(name.strip_prefix("vbd"));
-                number.and_then(|rest| rest.split_once('.')).map(|(number, _)| number.parse())
-                    == Some(Ok(domain))
-            };
-            let tables = tables.iter().filter(|(name, _)| is_own(name));
-            tables.map(|(name, table)| (name.clone(), table.clone())).collect()
-        };
-        let counters = Counters {
-            ports: own(&stats.ports),
-            disks: own(&stats.disks),
-            rules: own(&stats.rules),
-        };
+    pub(super) fn counters_are_there(&mut self, stats: DriverStats) {
+        let DriverStats { path, ports, disks, levels, rules, .. } = stats;
+        let counters = Counters { ports, disks, rules, levels, driver: path };
         let reply = Reply::Counters(Box::new(counters));
         let waiting =
             self.clients.iter_mut().flat_map(|clients| std::mem::take(&mut clients.counters));

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::counters::PortLevels;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_frame::steer::Steering;
 use rustix::event::EventfdFlags;
@@ -94,6 +95,7 @@ pub struct PortStats {
     pub name: String,
     /// Name and value of each counter.
     pub counters: Vec<(&'static str, u64)>,
+    pub levels: PortLevels,
 }
 
 /// Command of a control thread to one worker.
@@ -128,6 +130,8 @@ pub(super) enum Command {
         reply: Sender<PortReply>,
     },
     Stats {
+        /// Port whose counters are wanted; `None` for all ports.
+        only: Option<PortId>,
         reply: Sender<DataplaneStats>,
     },
     Stop,
@@ -302,9 +306,14 @@ impl DataplaneHandle {
 
     /// Returns the counters of the dataplane, or `None` after it has ended.
     pub fn stats(&self) -> Option<DataplaneStats> {
-        let mut all = self.request(0, |reply| Command::Stats { reply })?;
+        self.stats_of(None)
+    }
+
+    /// Returns the counters of the dataplane with `only` that port, or with all. `None` after it has ended.
+    pub fn stats_of(&self, only: Option<PortId>) -> Option<DataplaneStats> {
+        let mut all = self.request(0, |reply| Command::Stats { only, reply })?;
         for worker in 1..self.workers() {
-            let more = self.request(worker, |reply| Command::Stats { reply })?;
+            let more = self.request(worker, |reply| Command::Stats { only, reply })?;
             more.ports.into_iter().for_each(|port| all.add(port));
         }
         Some(all)
@@ -350,5 +359,6 @@ impl DataplaneStats {
         for ((_, sum), (_, more)) in known.counters.iter_mut().zip(&port.counters) {
             *sum = sum.saturating_add(*more);
         }
+        known.levels.add(port.levels);
     }
 }

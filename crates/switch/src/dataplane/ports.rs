@@ -1,5 +1,6 @@
 //! Ports of a worker: adds and removes them, and reports their counters.
 
+use ringfence_frame::counters::PortLevels;
 use ringfence_frame::port::Port;
 
 use super::DataplaneWorker;
@@ -92,18 +93,23 @@ impl DataplaneWorker {
         self.peers.as_ref().map_or(1, |peers| peers.parts(index))
     }
 
-    pub(super) fn stats(&self) -> DataplaneStats {
-        let ports = self.ports.iter().flatten().map(|entry| PortStats {
+    /// Returns the counters of one port, or of all ports and the handoff.
+    pub(super) fn stats(&self, only: Option<PortId>) -> DataplaneStats {
+        let is_wanted = |id| only.is_none_or(|only| only == id);
+        let ports = self.ports.iter().flatten().filter(|entry| is_wanted(entry.id));
+        let ports = ports.map(|entry| PortStats {
             id: entry.id,
             name: entry.name.clone(),
             counters: entry.port.counters().named(),
+            levels: entry.port.levels(),
         });
         // The handoff is reported only after workers exchanged frames.
-        let peers = self.peers.iter().filter(|peers| peers.is_used());
+        let peers = self.peers.iter().filter(|peers| peers.is_used() && is_wanted(PortId::HANDOFF));
         let peers = peers.map(|peers| PortStats {
             id: PortId::HANDOFF,
             name: "relay".to_owned(),
             counters: peers.counters.named(),
+            levels: PortLevels::default(),
         });
         DataplaneStats { ports: ports.chain(peers).collect(), addresses: self.fabric.addresses() }
     }

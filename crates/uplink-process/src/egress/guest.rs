@@ -171,7 +171,7 @@ impl GuestEgress {
         for _ in 0..RECORDS_IN_A_ROW {
             let other = self.accept(next()?);
             if let Some(FromUplink::Totals(totals)) = &other {
-                self.totals = *totals;
+                self.totals = totals.egress;
             }
             if other.is_some() {
                 return other;
@@ -200,7 +200,7 @@ impl GuestEgress {
         for _ in 0..LAST_RECORDS_MAX {
             let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
             if let Some(FromUplink::Totals(totals)) = self.accept(message) {
-                self.totals = totals;
+                self.totals = totals.egress;
             }
         }
         self.totals

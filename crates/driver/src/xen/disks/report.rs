@@ -8,7 +8,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::vbd::{Storage, XenVbd};
 use crate::ports::device_name;
-use crate::vbds::{Vbd, Vbds, ring_counts};
+use crate::vbds::{Vbd, Vbds, ring_counts, ring_levels};
 use crate::xen::states::{counts, state_name, state_of};
 use crate::xen::status::{DiskTotals, QueueStatus, VbdStatus};
 
@@ -60,6 +60,7 @@ pub(in crate::xen) fn vbd_status(
         protocol: connection.map(|connection| connection.abi.name().to_owned()),
         problem: vbd.problem.clone().or_else(|| backend.penalized().map(str::to_owned)),
         queues: rings.collect(),
+        levels: counts(ring_levels(&vbd.rings)),
         rules: counts(rules),
     }
 }
