@@ -10,7 +10,7 @@
 use_ringfence '[network]' 'mode = "staging"'
 guests_with driver
 # The saved guest has to fit dom0's memory.
-MEMORY=128
+MEMORY=160
 create_guest_with_our_driver one 11
 check 'the pages are staged' wait_for 40 has_staged one 512
 check_transfer 'dom0 to one' dom0 one 10.77.0.11 8

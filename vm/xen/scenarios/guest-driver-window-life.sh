@@ -23,7 +23,7 @@ guests_with window
 before=$(free_memory)
 create_driver_domain '[network]\nmode = "window"\n'
 guests_with driver
-MEMORY=128
+MEMORY=160
 create_guest_of_driver_domain one 11
 check 'all pages are issued' wait_for 20 windows_are_issued
 check_transfer 'one to net' one net $ADDRESS 4
