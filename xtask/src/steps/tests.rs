@@ -17,19 +17,21 @@ const SOME_WITH_PROGRAMS: (&str, &str) = ("testkit", "block_");
 /// Programs without libtest, whose tests have no marks: package, target, and the tests of the default set. The long set runs
 /// all of them.
 const LONG: [(&str, &str, &[&str]); 3] = [
+    ("ringfence", "attack_random", &[]),
     (
         "ringfence",
-        "attack_control",
+        "attack_roles",
         &[
-            "launcher_that_does_not_read",
-            "mute_connection",
-            "connection_without_proof",
-            "process_of_another_user_namespace",
-            "disk_that_hangs",
-            "limits_of_the_first_launcher",
+            "control::launcher_that_does_not_read",
+            "control::mute_connection",
+            "control::connection_without_proof",
+            "control::process_of_another_user_namespace",
+            "control::disk_that_hangs",
+            "control::limits_of_the_first_launcher",
+            "descriptors::",
+            "serve::",
         ],
     ),
-    ("ringfence", "attack_random", &[]),
     (
         "ringfence",
         "syscalls",
@@ -307,7 +309,7 @@ mod unit_tests {
         assert_eq!(parts(&marks, false).unwrap(), ["net", "ringfence", "testkit/revoke"]);
         assert_eq!(
             parts(&marks, true).unwrap(),
-            ["attack_control", "attack_random", "network", "syscalls", "testkit/block_vbd"]
+            ["attack_random", "attack_roles", "network", "syscalls", "testkit/block_vbd"]
         );
     }
 }

@@ -1,15 +1,9 @@
 //! Attacks on the host through `ringfence serve` and `ringfence attach`, and on both by guests and toolstacks.
 //!
-//! The program plays several roles, and therefore has no test harness. As `serve` and `attach` it is the real
-//! daemon with an attacker's code inside. The program installs a log subscriber, which runs the attacks in the
-//! daemon's own thread at the first line that a guest causes. All restrictions of the daemon are in force then.
-//! As `unboxed` the program runs the same attacks without a sandbox. Each of them must succeed there, because
-//! an attack that never succeeds proves nothing.
-
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod support;
+//! As `serve` and `attach` the program is the real daemon with an attacker's code inside. The program installs a log
+//! subscriber, which runs the attacks in the daemon's own thread at the first line that a guest causes. All
+//! restrictions of the daemon are in force then. As `unboxed` the program runs the same attacks without a sandbox.
+//! Each of them must succeed there, because an attack that never succeeds proves nothing.
 
 use std::fs;
 use std::io::{self, Write};
@@ -34,9 +28,11 @@ use ringfence_xenbus::toolstack::DeviceEntries;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use clap::Parser;
-use support::lab::{DRIVER, Lab, wait_until};
-use support::needs::{Need, skip_for_the_kernel};
 use tracing_subscriber::layer::{Context, SubscriberExt};
+
+use crate::support::lab::{DRIVER, Lab, wait_until};
+use crate::support::needs::{Need, skip_for_the_kernel};
+use crate::{require, support};
 
 /// Environment variable with the directory of the decoys.
 const DECOYS: &str = "ATTACK_DECOYS";
@@ -45,59 +41,52 @@ const VICTIM: &str = "ATTACK_VICTIM";
 /// Environment variable with the port of the TCP decoy.
 const PORT: &str = "ATTACK_PORT";
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().collect();
-    match words.get(1).map(String::as_str) {
-        Some("serve") => taken_over("found"),
-        Some("attach") => taken_over("connected"),
-        Some("unboxed") => {
-            attack();
-            ExitCode::SUCCESS
-        }
-        _ => support::harness::main(&[
-            ("attack_without_the_box_succeeds", attack_without_the_box_succeeds),
-            (
-                "serve_taken_over_reaches_nothing_of_the_host",
-                serve_taken_over_reaches_nothing_of_the_host,
-            ),
-            (
-                "attach_taken_over_reaches_nothing_of_the_host",
-                attach_taken_over_reaches_nothing_of_the_host,
-            ),
-            ("serve_has_no_rights_beyond_its_own", serve_has_no_rights_beyond_its_own),
-            (
-                "serve_is_not_readable_by_an_equal_process",
-                serve_is_not_readable_by_an_equal_process,
-            ),
-            (
-                "guest_that_connects_all_the_time_writes_few_lines",
-                guest_that_connects_all_the_time_writes_few_lines,
-            ),
-            (
-                "tap_of_a_device_with_unreadable_keys_is_removed",
-                tap_of_a_device_with_unreadable_keys_is_removed,
-            ),
-            (
-                "disk_of_another_format_is_refused_by_serve",
-                disk_of_another_format_is_refused_by_serve,
-            ),
-            ("disk_of_another_format_is_refused_by_run", disk_of_another_format_is_refused_by_run),
-            (
-                "disk_swapped_for_a_file_elsewhere_is_not_opened",
-                disk_swapped_for_a_file_elsewhere_is_not_opened,
-            ),
-        ]),
-    }
-}
+/// Tests of this module.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("serve::attack_without_the_box_succeeds", attack_without_the_box_succeeds),
+    (
+        "serve::serve_taken_over_reaches_nothing_of_the_host",
+        serve_taken_over_reaches_nothing_of_the_host,
+    ),
+    (
+        "serve::attach_taken_over_reaches_nothing_of_the_host",
+        attach_taken_over_reaches_nothing_of_the_host,
+    ),
+    ("serve::serve_has_no_rights_beyond_its_own", serve_has_no_rights_beyond_its_own),
+    ("serve::serve_is_not_readable_by_an_equal_process", serve_is_not_readable_by_an_equal_process),
+    (
+        "serve::guest_that_connects_all_the_time_writes_few_lines",
+        guest_that_connects_all_the_time_writes_few_lines,
+    ),
+    (
+        "serve::tap_of_a_device_with_unreadable_keys_is_removed",
+        tap_of_a_device_with_unreadable_keys_is_removed,
+    ),
+    (
+        "serve::disk_of_another_format_is_refused_by_serve",
+        disk_of_another_format_is_refused_by_serve,
+    ),
+    ("serve::disk_of_another_format_is_refused_by_run", disk_of_another_format_is_refused_by_run),
+    (
+        "serve::disk_swapped_for_a_file_elsewhere_is_not_opened",
+        disk_swapped_for_a_file_elsewhere_is_not_opened,
+    ),
+];
 
 // ---------------------------------------------------------------------------------------------
 // The attacker
 
 /// Runs the daemon, and the attacks at the first log line with this message.
-fn taken_over(message: &'static str) -> ExitCode {
+pub(crate) fn main_taken_over(message: &'static str) -> ExitCode {
     let layer = Attacker { message, done: AtomicBool::new(false) };
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer)).unwrap();
     ringfence::main_with(Cli::parse()).into()
+}
+
+/// Runs the attacks without a sandbox.
+pub(crate) fn main_unboxed() -> ExitCode {
+    attack();
+    ExitCode::SUCCESS
 }
 
 /// Log subscriber with the code of the attacker.

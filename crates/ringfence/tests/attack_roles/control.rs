@@ -1,12 +1,6 @@
 //! Attacks on the control socket of a driver domain: connections that do not read, that send nothing, or that
-//! come from no launcher, and disks that hang. In each test another guest must be served meanwhile.
-//!
-//! The program has no test harness, because it also plays the guest's command that connects.
-
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod support;
+//! come from no launcher, and disks that hang. In each test another guest must be served meanwhile. As `connect` the
+//! program plays the guest's command that connects.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -24,28 +18,26 @@ use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 
-use support::disks::{Background, image_file, listens, socket_of};
-use support::needs::Need;
-use support::{Lab, MOMENT, eventually};
+use crate::require;
+use crate::support::disks::{Background, image_file, listens, socket_of};
+use crate::support::needs::Need;
+use crate::support::{Lab, MOMENT, eventually};
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[1..] {
-        ["connect", directory, switch] => {
-            println!("{}", connect_from_elsewhere(Path::new(directory), switch));
-            ExitCode::SUCCESS
-        }
-        _ => support::harness::main(&[
-            ("launcher_that_does_not_read_is_disconnected", launcher_that_does_not_read),
-            ("mute_connection_does_not_keep_the_driver_domain", mute_connection),
-            ("connection_without_proof_is_refused", connection_without_proof),
-            ("process_of_another_user_namespace_is_refused", another_user_namespace),
-            ("lingering_descriptors_do_not_block_the_control_thread", lingering_descriptors),
-            ("disk_that_hangs_does_not_hold_up_other_guests", disk_that_hangs),
-            ("limits_of_the_first_launcher_do_not_hold_for_the_driver_domain", limits),
-        ]),
-    }
+/// Tests of this module.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("control::launcher_that_does_not_read_is_disconnected", launcher_that_does_not_read),
+    ("control::mute_connection_does_not_keep_the_driver_domain", mute_connection),
+    ("control::connection_without_proof_is_refused", connection_without_proof),
+    ("control::process_of_another_user_namespace_is_refused", another_user_namespace),
+    ("control::lingering_descriptors_do_not_block_the_control_thread", lingering_descriptors),
+    ("control::disk_that_hangs_does_not_hold_up_other_guests", disk_that_hangs),
+    ("control::limits_of_the_first_launcher_do_not_hold_for_the_driver_domain", limits),
+];
+
+/// Connects to the control socket of a switch, and prints the answer.
+pub(crate) fn connect(directory: &str, switch: &str) -> ExitCode {
+    println!("{}", connect_from_elsewhere(Path::new(directory), switch));
+    ExitCode::SUCCESS
 }
 
 /// Command of the victim.

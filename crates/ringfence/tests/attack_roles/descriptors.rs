@@ -1,13 +1,7 @@
 //! A compromised frontend sends descriptors whose close blocks, over each of its sockets: event channels, the
 //! store, the hub and its launcher. Other guests of the switch must be served meanwhile.
 //!
-//! The program has no test harness. Started as `run` it plays launcher, supervisors and domains as `ringfence`
-//! does, and its frontends attack from inside their sandbox.
-
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod support;
+//! The frontends of guests that the program starts attack from inside their sandbox.
 
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,37 +9,33 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use clap::Parser;
-use ringfence::cli::Cli;
 use ringfence_sys::descriptors::testing::{kernel_refuses, send_raw};
 use ringfence_testkit::attack;
 use rustix::net::SocketType;
 
-use support::needs::Need;
-use support::{Lab, MOMENT, eventually};
+use crate::require;
+use crate::support::needs::Need;
+use crate::support::{Lab, MOMENT, eventually};
 
 /// Minimum number of stream sockets of a connected frontend: two event channels and the store.
 const STREAMS: usize = 3;
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[1..] {
-        ["internal", "frontend"] => {
-            take_lingering_descriptor();
-            ringfence_frontend::process::main_taken_over(attack_from_inside).into()
-        }
-        ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
-        ["hold"] => {
-            // Standard input is the end that does not read. The process ends with the frontend.
-            std::thread::sleep(Duration::from_secs(3600));
-            ExitCode::SUCCESS
-        }
-        _ => support::harness::main(&[(
-            "lingering_descriptors_of_a_frontend_do_not_hold_up_other_guests",
-            other_guests_are_served,
-        )]),
-    }
+/// Tests of this module.
+pub(crate) const TESTS: &[(&str, fn())] = &[(
+    "descriptors::lingering_descriptors_of_a_frontend_do_not_hold_up_other_guests",
+    other_guests_are_served,
+)];
+
+/// Plays a frontend that was taken over.
+pub(crate) fn main_of_frontend() -> ExitCode {
+    take_lingering_descriptor();
+    ringfence_frontend::process::main_taken_over(attack_from_inside).into()
+}
+
+/// Keeps standard input, the end of a connection that does not read. The process ends with the frontend.
+pub(crate) fn hold() -> ExitCode {
+    std::thread::sleep(Duration::from_secs(3600));
+    ExitCode::SUCCESS
 }
 
 /// Makes standard output a TCP socket whose close blocks for an hour, because the sandbox keeps that one open.
