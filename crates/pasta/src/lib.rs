@@ -40,7 +40,7 @@ pub mod forward_spec;
 mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
-mod machine;
+pub mod machine;
 pub mod machine_status;
 mod messages;
 pub mod namespace;

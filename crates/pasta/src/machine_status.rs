@@ -15,7 +15,6 @@ use ringfence_uplink_process::messages::MachineState;
 use serde::{Deserialize, Serialize};
 
 use super::client::listen;
-use super::messages::Messages;
 
 /// Number of changes that are reported in messages. A client can connect again at once.
 const LOGGED_MAX: u32 = 8;
@@ -32,6 +31,8 @@ pub struct MachineStatus {
     pub version: String,
     pub pid: u32,
     pub uptime_seconds: u64,
+    /// Name of the program: `passt`, or a command of Ringfence.
+    pub program: String,
     /// Name of the link.
     pub link: String,
     #[serde(flatten)]
@@ -40,8 +41,8 @@ pub struct MachineStatus {
 
 impl fmt::Display for MachineStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MachineStatus { version, pid, uptime_seconds, link, state } = self;
-        writeln!(f, "ringfence {version} passt, process {pid}, up {uptime_seconds} s")?;
+        let MachineStatus { version, pid, uptime_seconds, program, link, state } = self;
+        writeln!(f, "ringfence {version} {program}, process {pid}, up {uptime_seconds} s")?;
         match &state.memory {
             Some(memory) => writeln!(f, "{link}: {memory}")?,
             None => writeln!(f, "{link}: no memory of a machine")?,
@@ -55,45 +56,64 @@ impl fmt::Display for MachineStatus {
 
 /// State of the machine's client as the session knows it.
 #[derive(Debug)]
-pub(crate) struct MachineCard {
+pub struct MachineCard {
     listener: Option<UnixListener>,
+    /// Name of the program, and of the process that sees the memory.
+    names: [&'static str; 2],
     link: String,
     state: MachineState,
+    /// Clients that earlier processes refused.
+    earlier: u64,
     since: Instant,
     logged: u32,
 }
 
 impl MachineCard {
     /// Creates the state, and the socket at `path` if there is one. A socket that an earlier process left there is
-    /// replaced.
-    pub(crate) fn new(path: Option<&Path>, link: &str) -> anyhow::Result<MachineCard> {
+    /// replaced. `names` are those of the program and of the process that sees the memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the path.
+    pub fn new(
+        path: Option<&Path>,
+        names: [&'static str; 2],
+        link: &str,
+    ) -> anyhow::Result<MachineCard> {
         let listener = path.map(|path| listen("--status-socket", path)).transpose()?;
         let (link, state, since) = (link.to_owned(), MachineState::default(), Instant::now());
-        Ok(MachineCard { listener, link, state, since, logged: 0 })
+        Ok(MachineCard { listener, names, link, state, earlier: 0, since, logged: 0 })
     }
 
-    /// Takes a report of the uplink. Writes a message about other memory than before.
-    pub(crate) fn take(&mut self, state: MachineState, messages: &mut Messages) {
+    /// Takes a report of the process. Returns a message about other memory than before.
+    pub fn take(&mut self, mut state: MachineState) -> Option<String> {
+        state.clients_refused += self.earlier;
         let other = state.memory.filter(|memory| Some(*memory) != self.state.memory);
         self.state = state;
-        let Some(memory) = other.filter(|_| self.logged < LOGGED_MAX) else { return };
+        let memory = other.filter(|_| self.logged < LOGGED_MAX)?;
         self.logged += 1;
-        if memory.is_pool {
-            messages.summary(format_args!("the uplink's process is {memory}"));
-        } else {
-            messages.summary(format_args!(
-                "warning: the uplink's process {memory}; --require-pool refuses that (docs/vhost-user.md)"
-            ));
-        }
+        let [_, process] = self.names;
+        Some(match memory.is_pool {
+            true => format!("{process} is {memory}"),
+            false => format!(
+                "warning: {process} {memory}; --require-pool refuses that (docs/vhost-user.md)"
+            ),
+        })
+    }
+
+    /// Counts a client that ended the process. The next process counts from 0 again.
+    pub fn restart(&mut self) {
+        self.earlier = self.state.clients_refused + 1;
+        self.state = MachineState { memory: None, clients_refused: self.earlier };
     }
 
     /// Returns the descriptors to wait for.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.listener.iter().map(AsFd::as_fd)
     }
 
     /// Answers clients that have connected.
-    pub(crate) fn serve(&self) {
+    pub fn serve(&self) {
         let Some(listener) = &self.listener else { return };
         for _ in 0..CLIENTS_IN_A_ROW {
             let Ok((mut client, _)) = listener.accept() else { return };
@@ -111,6 +131,7 @@ impl MachineCard {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.since.elapsed().as_secs(),
+            program: self.names[0].to_owned(),
             link: self.link.clone(),
             state: self.state.clone(),
         }
@@ -148,6 +169,7 @@ mod tests {
             version: "1.2.3".to_owned(),
             pid: 7,
             uptime_seconds: 9,
+            program: "passt".to_owned(),
             link: "vhost-user".to_owned(),
             state,
         };
@@ -164,7 +186,8 @@ mod tests {
     fn client_of_the_socket_gets_the_state_of_now() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("status");
-        let mut card = MachineCard::new(Some(&path), "vhost-user").unwrap();
+        let mut card =
+            MachineCard::new(Some(&path), ["passt", "the uplink's process"], "vhost-user").unwrap();
         card.state = state(Some((4096, true)), 1);
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| ask(&path).unwrap().unwrap());

@@ -287,7 +287,7 @@ impl Session {
             _ => {}
         }
         if let (Some(card), Some(state)) = (&mut self.card, machine) {
-            card.take(state, &mut self.messages);
+            card.take(state).into_iter().for_each(|text| self.messages.summary(text));
         }
         if let Some(namespace_process) = self.namespace_process.as_ref().filter(|_| needs_sockets)
             && let Err(error) = namespace_process.refill(self.uplink.channel())

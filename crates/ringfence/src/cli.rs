@@ -38,6 +38,7 @@ use crate::launch::{
     UplinkChoice, ViewOptions,
 };
 use crate::status::StatusArgs;
+use crate::vhost_user::VhostUserArgs;
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
@@ -96,6 +97,7 @@ pub enum Command {
     Passt(Box<PasstArgs>),
     Pesto(PestoArgs),
     Slirp4netns(Box<SlirpArgs>),
+    VhostUser(VhostUserArgs),
     Hub(HubArgs),
     /// Check, explain, print and replace egress policies
     Policy {
@@ -456,6 +458,8 @@ pub enum Internal {
     Frontend,
     /// Uplink of a guest
     Uplink,
+    /// Disk of a virtual machine
+    Disk,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta
@@ -590,7 +594,7 @@ fn parse_shared_switch(text: &str) -> Result<String, String> {
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {
-    [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest, DomainKind::Uplink]
+    DomainKind::ALL
         .into_iter()
         .find(|kind| kind.subcommand() == text)
         .ok_or_else(|| "no such process".to_owned())

@@ -52,7 +52,7 @@ pub struct StatusArgs {
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
 
-    /// The daemon's socket, or that of `passt --status-socket` [default: as the daemon's configuration says]
+    /// The daemon's socket, or that of `passt --status-socket` or `vhost-user blk --status-socket` [default: as the daemon's configuration says]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
