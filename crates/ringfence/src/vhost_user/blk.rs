@@ -4,8 +4,9 @@
 //! client, and starts the next process on the same socket.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -16,7 +17,7 @@ use ringfence_driver::machine::{DiskConfig, FromDisk, LOG_FILES, ToDisk};
 use ringfence_hostnet::log;
 use ringfence_hostnet::text::{last_line, printable};
 use ringfence_nbd::client::NbdConnector;
-use ringfence_pasta::machine::listen_at;
+use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_pasta::machine_status::MachineCard;
 use ringfence_pasta::values::PoolArg;
 use ringfence_sandbox::channel::ChannelError;
@@ -35,6 +36,8 @@ use crate::disk::{DiskSpec, dial};
 
 /// Time limit for the start of the disk's process. A file stays locked until the last I/O of an earlier one has ended.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum wait for a socket at which another process listens.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Minimum time between two starts of the disk's process.
 const START_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -113,7 +116,7 @@ pub(super) fn serve(args: &BlkArgs) -> anyhow::Result<u8> {
     // Inherited descriptors are not for Ringfence's own processes.
     namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
     let named = || format!("--socket {}", args.socket.display());
-    let (listener, _file) = listen_at(&args.socket).with_context(named)?;
+    let (listener, _file) = listen(&args.socket).with_context(named)?;
     let names = ["vhost-user blk", "the disk's process"];
     let card = MachineCard::new(args.status_socket.as_deref(), names, "vhost-user")?;
     let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
@@ -241,8 +244,21 @@ impl BlkSession<'_> {
     }
 }
 
+/// Creates the socket. The process of a disk whose session was killed holds it for a moment.
+fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    let until = Instant::now() + LISTEN_TIMEOUT;
+    loop {
+        match listen_at(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            listening => return listening,
+        }
+    }
+}
+
 /// Creates a file for an in-flight log. A hypervisor that has it cannot shrink it.
-fn log_file() -> std::io::Result<OwnedFd> {
+fn log_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("ringfence-inflight", flags)?;
     rustix::fs::ftruncate(&file, LOG_FILE_MAX)?;
