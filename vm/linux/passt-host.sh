@@ -63,6 +63,28 @@ esac
 card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
 if [ $transport = lent-pool ]; then
     card=$card,iommu_platform=on,disable-legacy=on,addr=0x11
+    # A disk of `ringfence vhost-user blk`, which is started again whenever it ends.
+    truncate -s 64M /dev/shm/disk.img
+    beside sh -c '
+        while :; do
+            "$0" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M 2>>"$1/disk.log" &
+            echo $! >/dev/shm/disk.pid
+            wait $! || true
+        done
+    ' "$ringfence" "$share"
+    # Kills it ten times, once the machine asks for that.
+    beside sh -c '
+        until [ -e "$0/kill-disk" ]; do sleep 0.1; done
+        for n in 1 2 3 4 5 6 7 8 9 10; do
+            sleep 1
+            kill -KILL "$(cat /dev/shm/disk.pid)"
+        done
+        touch "$0/disk-was-killed"
+    ' "$share"
+    until [ -e /dev/shm/disk.socket ]; do sleep 0.1; done
+    # The firmware knows no pool, so it must not look for a system there.
+    set -- "$@" -boot strict=on -chardev socket,id=disk,path=/dev/shm/disk.socket,reconnect=1 \
+        -device vhost-user-blk-pci,chardev=disk,num-queues=2,iommu_platform=on,disable-legacy=on,addr=0x12,vectors=0
 elif [ $transport != vhost-user ]; then
     exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket -device $card
 fi

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Disks over shared rings: blkfront, blkback, their handshake, and storage.
+//! Disks over shared rings: blkfront, blkback, their handshake, disks of virtual machines, and storage.
 //!
 //! * [`blkback`]: serves the rings of a frontend ([`blkback::Blkback`]).
 //! * [`blkfront`]: a disk whose storage is a backend ([`blkfront::FrontDisk`]).
@@ -7,6 +7,7 @@
 //!   files, block devices and memory.
 //! * [`vbd`]: the xenbus handshake of both ends ([`vbd::backend::VbdBackend`],
 //!   [`vbd::frontend::VbdFrontend`]).
+//! * [`vhost_user`]: the disk of a virtual machine ([`vhost_user::VhostUserDisk`]).
 //!
 //! ```
 //! use ringfence_block::storage::memory::MemoryDisk;
@@ -26,6 +27,8 @@ pub mod blkback;
 pub mod blkfront;
 pub mod storage;
 pub mod vbd;
+pub mod vhost_user;
+mod work;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -46,7 +46,6 @@
 //! ```
 
 pub mod capture;
-pub mod clients;
 pub mod datagram;
 pub mod frame_ring;
 pub mod ring_link;
@@ -54,6 +53,8 @@ pub mod stream;
 pub mod tap;
 pub mod vhost_net;
 pub mod vhost_user;
+
+pub use ringfence_vhost_user::clients;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -40,7 +40,7 @@ pub mod forward_spec;
 mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
-mod machine;
+pub mod machine;
 mod messages;
 pub mod namespace;
 mod namespace_process;

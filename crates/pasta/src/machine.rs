@@ -131,6 +131,15 @@ fn probe(directory: &Path, transport: Transport) -> anyhow::Result<(OwnedFd, Soc
     )
 }
 
+/// Creates a listening stream socket for a virtual machine, in place of one at which nobody listens.
+///
+/// # Errors
+///
+/// Returns the system's error, and `AddrInUse` if another process listens there.
+pub fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    listen(path, Transport::Stream)
+}
+
 /// Creates a listening socket, or a datagram socket, in place of one at which nobody listens.
 fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)> {
     // Another kind of file is left alone: binding fails.
@@ -170,13 +179,14 @@ fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)
 
 /// File of a socket, removed at the end.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
 }
 
 impl SocketFile {
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -14,7 +14,7 @@ use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
 use super::values::PoolArg;
 use crate::forward_spec::PastaForwardSpec;
-use ringfence_uplink_process::link::{PoolOrder, Transport};
+use ringfence_uplink_process::link::{PoolRule, Transport};
 
 /// Options of pasta, about namespaces: name in the parser, long name.
 pub(crate) const OF_PASTA: &[(&str, &str)] = &[
@@ -118,7 +118,7 @@ impl PasstArgs {
                 bail!("--vfkit has frames on the socket, and --vhost-user none: choose")
             }
             (true, false) => {
-                Transport::VhostUser(self.require_pool.map_or(PoolOrder::Any, |PoolArg(pool)| pool))
+                Transport::VhostUser(self.require_pool.map_or(PoolRule::Any, |PoolArg(pool)| pool))
             }
             (false, _) if self.require_pool.is_some() => {
                 bail!("--require-pool is about memory that is shared by --vhost-user: give both")

@@ -220,7 +220,7 @@ impl Session {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
-            self.status.serve(self.uplink.channel());
+            self.status.serve(Some(self.uplink.channel()));
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -291,7 +291,9 @@ impl Session {
                     self.messages.step(format_args!("no more relays: {}", causes(&error)));
                 }
             }
-            Some(FromUplink::Machine(state)) => self.status.take(state, &mut self.messages),
+            Some(FromUplink::Machine(state)) => {
+                self.status.take(state).into_iter().for_each(|text| self.messages.summary(text));
+            }
             Some(FromUplink::Totals(totals)) => self.status.take_totals(*totals),
             _ => {}
         }

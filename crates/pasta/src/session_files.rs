@@ -44,6 +44,7 @@ impl Files {
         let names = SessionNames {
             program: target.program(),
             guest: target.record_name(),
+            process: "the uplink's process",
             link: target.endpoint().map_or("tap", Endpoint::link_name),
         };
         let status = StatusServer::new(args.status_socket.as_deref(), names)?;

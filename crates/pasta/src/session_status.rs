@@ -1,5 +1,5 @@
-//! Status of a session of `pasta` or `passt`: messages about the memory that a virtual machine shares, and
-//! `--status-socket`.
+//! Status of a session of `pasta`, `passt` or `vhost-user blk`: messages about the memory that a virtual machine shares,
+//! and `--status-socket`.
 //!
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
 //! `ringfence status --socket` and `ringfence top --socket` are such clients ([`ask`]). Only the user that started the
@@ -22,7 +22,6 @@ use ringfence_uplink_process::totals::{EgressTotals, UplinkTotals};
 use serde::{Deserialize, Serialize};
 
 use super::client::listen;
-use super::messages::Messages;
 
 /// Number of changes that are reported in messages. A client can connect again at once.
 const LOGGED_MAX: u32 = 8;
@@ -39,9 +38,9 @@ const ANSWER_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     pub version: String,
-    /// `pasta` or `passt`.
+    /// `pasta`, `passt` or `vhost-user blk`.
     pub program: String,
-    /// Name of the guest, as in records of egress.
+    /// Name of the guest, as in records of egress. Empty if it has none.
     pub guest: String,
     pub pid: u32,
     pub uptime_seconds: u64,
@@ -65,20 +64,23 @@ impl SessionStatus {
 impl fmt::Display for SessionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SessionStatus { version, program, guest, pid, uptime_seconds, link, .. } = self;
-        writeln!(
-            f,
-            "ringfence {version} {program} for {guest}, process {pid}, up {uptime_seconds} s"
-        )?;
+        write!(f, "ringfence {version} {program}")?;
+        if !guest.is_empty() {
+            write!(f, " for {guest}")?;
+        }
+        writeln!(f, ", process {pid}, up {uptime_seconds} s")?;
         match &self.machine.memory {
             Some(memory) => writeln!(f, "{link}: {memory}")?,
-            None if program == crate::program::PASST => {
+            None if program != crate::program::PASTA => {
                 writeln!(f, "{link}: no memory of a machine")?;
             }
             None => {}
         }
-        let sent = byte_count(self.sum(&["tcp_bytes_in", "udp_bytes_in"]));
-        let received = byte_count(self.sum(&["tcp_bytes_out", "udp_bytes_out"]));
-        writeln!(f, "{link}: {sent} sent by the guest, {received} received")?;
+        if [crate::program::PASTA, crate::program::PASST].contains(&program.as_str()) {
+            let sent = byte_count(self.sum(&["tcp_bytes_in", "udp_bytes_in"]));
+            let received = byte_count(self.sum(&["tcp_bytes_out", "udp_bytes_out"]));
+            writeln!(f, "{link}: {sent} sent by the guest, {received} received")?;
+        }
         if let Some(egress) = &self.egress {
             writeln!(f, "egress: {egress}")?;
         }
@@ -91,18 +93,23 @@ impl fmt::Display for SessionStatus {
 
 /// Names of a session in its status.
 #[derive(Debug)]
-pub(crate) struct SessionNames {
-    pub(crate) program: &'static str,
-    pub(crate) guest: String,
-    pub(crate) link: &'static str,
+pub struct SessionNames {
+    pub program: &'static str,
+    /// Name of the guest, or empty.
+    pub guest: String,
+    /// Process that sees the memory of a virtual machine, as in messages.
+    pub process: &'static str,
+    pub link: &'static str,
 }
 
 /// Status of a session as the session knows it, and the clients that ask for it.
 #[derive(Debug)]
-pub(crate) struct StatusServer {
+pub struct StatusServer {
     listener: Option<UnixListener>,
     names: SessionNames,
     machine: MachineState,
+    /// Clients that earlier processes refused.
+    earlier: u64,
     /// Totals of the uplink that came last.
     totals: UplinkTotals,
     since: Instant,
@@ -116,11 +123,16 @@ pub(crate) struct StatusServer {
 impl StatusServer {
     /// Creates the state, and the socket at `path` if there is one. A socket that an earlier process left there is
     /// replaced.
-    pub(crate) fn new(path: Option<&Path>, names: SessionNames) -> anyhow::Result<StatusServer> {
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the path.
+    pub fn new(path: Option<&Path>, names: SessionNames) -> anyhow::Result<StatusServer> {
         Ok(StatusServer {
             listener: path.map(|path| listen("--status-socket", path)).transpose()?,
             names,
             machine: MachineState::default(),
+            earlier: 0,
             totals: UplinkTotals::default(),
             since: Instant::now(),
             logged: 0,
@@ -129,23 +141,31 @@ impl StatusServer {
         })
     }
 
-    /// Takes a report of the uplink. Writes a message about other memory than before.
-    pub(crate) fn take(&mut self, state: MachineState, messages: &mut Messages) {
+    /// Takes a report of the process that sees the memory. Returns a message about other memory than before.
+    pub fn take(&mut self, mut state: MachineState) -> Option<String> {
+        state.clients_refused += self.earlier;
         let other = state.memory.filter(|memory| Some(*memory) != self.machine.memory);
         self.machine = state;
-        let Some(memory) = other.filter(|_| self.logged < LOGGED_MAX) else { return };
+        let memory = other.filter(|_| self.logged < LOGGED_MAX)?;
         self.logged += 1;
-        if memory.is_pool {
-            messages.summary(format_args!("the uplink's process is {memory}"));
+        let process = self.names.process;
+        Some(if memory.is_pool {
+            format!("{process} is {memory}")
         } else {
-            messages.summary(format_args!(
-                "warning: the uplink's process {memory}; --require-pool refuses that (docs/vhost-user.md)"
-            ));
-        }
+            format!(
+                "warning: {process} {memory}; --require-pool refuses that (docs/vhost-user.md)"
+            )
+        })
+    }
+
+    /// Counts a client that ended the process. The next process counts from 0 again.
+    pub fn restart(&mut self) {
+        self.earlier = self.machine.clients_refused + 1;
+        self.machine = MachineState { memory: None, clients_refused: self.earlier };
     }
 
     /// Returns the descriptors to wait for.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let has_room = self.waiting.len() < CLIENTS_MAX;
         self.listener.iter().filter(move |_| has_room).map(AsFd::as_fd)
     }
@@ -155,8 +175,8 @@ impl StatusServer {
         self.until
     }
 
-    /// Accepts clients and asks the uplink for its totals. Answers clients that have waited long enough.
-    pub(crate) fn serve(&mut self, uplink: &Channel) {
+    /// Accepts clients and asks the uplink, if there is one, for its totals. Answers clients that have waited long enough.
+    pub fn serve(&mut self, uplink: Option<&Channel>) {
         let now = Instant::now();
         if self.until.is_some_and(|until| until <= now) {
             self.answer();
@@ -171,9 +191,9 @@ impl StatusServer {
         if self.waiting.is_empty() || self.until.is_some() {
             return;
         }
-        match uplink.send_now(&UplinkOrder::Totals, &[]) {
-            Ok(()) => self.until = Some(now + TOTALS),
-            Err(_) => self.answer(),
+        match uplink.map(|uplink| uplink.send_now(&UplinkOrder::Totals, &[])) {
+            Some(Ok(())) => self.until = Some(now + TOTALS),
+            Some(Err(_)) | None => self.answer(),
         }
     }
 
@@ -234,7 +254,8 @@ mod tests {
     }
 
     fn names() -> SessionNames {
-        SessionNames { program: "passt", guest: "vm".to_owned(), link: "vhost-user" }
+        let process = "the uplink's process";
+        SessionNames { program: "passt", guest: "vm".to_owned(), process, link: "vhost-user" }
     }
 
     fn totals(bytes: u64) -> UplinkTotals {
@@ -284,7 +305,7 @@ mod tests {
         server.machine = state(Some((4096, true)), 1);
         let (near, far) = Channel::pair().unwrap();
         let found = asked(&mut server, &path, |server| {
-            server.serve(&near);
+            server.serve(Some(&near));
             if let Some((UplinkOrder::Totals, _)) = far.try_receive().unwrap() {
                 server.take_totals(totals(9));
             }
@@ -299,7 +320,7 @@ mod tests {
         let mut server = StatusServer::new(Some(&path), names()).unwrap();
         server.take_totals(totals(5));
         let (near, far) = Channel::pair().unwrap();
-        let found = asked(&mut server, &path, |server| server.serve(&near));
+        let found = asked(&mut server, &path, |server| server.serve(Some(&near)));
         assert_eq!(found.traffic, totals(5).traffic);
         assert!(matches!(far.try_receive(), Ok(Some((UplinkOrder::Totals, _)))), "asked once");
         assert!(matches!(far.try_receive::<UplinkOrder>(), Ok(None)));

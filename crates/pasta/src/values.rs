@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use ringfence_sandbox::cgroup::bytes_of;
-use ringfence_uplink_process::link::PoolOrder;
+use ringfence_uplink_process::link::PoolRule;
 
 /// Value, or the word `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,17 +169,17 @@ fn ids_of(table: &str, key: &str) -> Option<(u32, u32)> {
 
 /// Memory that `--require-pool` admits: `auto`, or a size such as `64M`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolArg(pub(crate) PoolOrder);
+pub struct PoolArg(pub PoolRule);
 
 impl FromStr for PoolArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<PoolArg, String> {
         if text == "auto" {
-            return Ok(PoolArg(PoolOrder::Marked));
+            return Ok(PoolArg(PoolRule::Marked));
         }
         match bytes_of(text) {
-            Some(bytes @ 1..) => Ok(PoolArg(PoolOrder::AtMost(bytes))),
+            Some(bytes @ 1..) => Ok(PoolArg(PoolRule::AtMost(bytes))),
             _ => Err("must be `auto`, or a size such as 64M".to_owned()),
         }
     }
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn pool_is_a_size_or_auto() {
         let pool = |text: &str| text.parse::<PoolArg>().map(|PoolArg(pool)| pool);
-        assert_eq!(pool("auto"), Ok(PoolOrder::Marked));
-        assert_eq!(pool("64M"), Ok(PoolOrder::AtMost(64 << 20)));
+        assert_eq!(pool("auto"), Ok(PoolRule::Marked));
+        assert_eq!(pool("64M"), Ok(PoolRule::AtMost(64 << 20)));
         for text in ["", "0", "-1", "all", "64Q"] {
             assert!(pool(text).unwrap_err().contains("64M"), "{text}");
         }

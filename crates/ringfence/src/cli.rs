@@ -39,6 +39,7 @@ use crate::launch::{
 };
 use crate::status::StatusArgs;
 use crate::top::TopArgs;
+use crate::vhost_user::VhostUserArgs;
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
@@ -98,6 +99,7 @@ pub enum Command {
     Passt(Box<PasstArgs>),
     Pesto(PestoArgs),
     Slirp4netns(Box<SlirpArgs>),
+    VhostUser(VhostUserArgs),
     Hub(HubArgs),
     /// Check, explain, print and replace egress policies
     Policy {
@@ -458,6 +460,8 @@ pub enum Internal {
     Frontend,
     /// Uplink of a guest
     Uplink,
+    /// Disk of a virtual machine
+    Disk,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta
@@ -592,7 +596,7 @@ fn parse_shared_switch(text: &str) -> Result<String, String> {
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {
-    [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest, DomainKind::Uplink]
+    DomainKind::ALL
         .into_iter()
         .find(|kind| kind.subcommand() == text)
         .ok_or_else(|| "no such process".to_owned())

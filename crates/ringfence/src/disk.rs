@@ -3,14 +3,19 @@
 
 use std::ffi::OsStr;
 use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use ringfence_access::Mode;
-use ringfence_block::storage::file::FileOptions;
-use ringfence_nbd::client::{NbdAddress, NbdOptions};
+use ringfence_block::storage::file::{FileOptions, OpenFile};
+use ringfence_driver::switchboard::Medium;
+use ringfence_nbd::client::{NbdAddress, NbdConnector, NbdOptions};
+use ringfence_sandbox::channel::Channel;
+use serde::Serialize;
 
 /// Disk option as it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +127,63 @@ impl Source {
             ));
         }
         Ok(Source::File { path: location.into(), options: FileOptions::default() })
+    }
+}
+
+/// Storage that was opened for another process.
+pub(crate) struct OpenedSource {
+    pub(crate) medium: Medium,
+    /// Open file, or connection to the server unless it is made later.
+    pub(crate) file: Option<OwnedFd>,
+    /// Connector to the server, for later connections.
+    pub(crate) connector: Option<NbdConnector>,
+}
+
+impl Source {
+    /// Opens and locks a file, or connects to a server. `report` receives remarks for the user.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the disk.
+    pub(crate) fn open(&self, report: &dyn Fn(&str)) -> anyhow::Result<OpenedSource> {
+        match self {
+            Source::File { path, options } => {
+                // The error's message has the reason already.
+                let opened = OpenFile::open_reporting(path, options, report);
+                let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
+                let medium = Medium::File { facts, options: options.clone() };
+                Ok(OpenedSource { medium, file: Some(file), connector: None })
+            }
+            Source::Nbd { address, options } => {
+                let (connector, facts, file) = NbdConnector::open(address, options)
+                    .map_err(|error| anyhow!("--disk {address}: {error}"))?;
+                let (medium, connector) = (Medium::Nbd(facts), Some(connector));
+                Ok(OpenedSource { medium, file, connector })
+            }
+        }
+    }
+}
+
+/// Connects to the server of a disk again, on another thread because that may take long. Sends the result to the process
+/// that asked for it, in the message that `answer` makes of the problem.
+pub(crate) fn dial<T: Serialize>(
+    connector: &NbdConnector,
+    channel: &Channel,
+    answer: impl Fn(Option<String>) -> T + Clone + Send + 'static,
+) {
+    let (connector, on_thread) = (connector.clone(), answer.clone());
+    let Ok(answers) = channel.try_clone() else { return };
+    let connect = move || {
+        let (stream, problem) = match connector.connect() {
+            Ok(stream) => (Some(stream), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let fds: Vec<_> = stream.iter().map(AsFd::as_fd).collect();
+        // Fails if the process is gone, which then needs no connection.
+        let _ = answers.send(&on_thread(problem), &fds);
+    };
+    if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).spawn(connect) {
+        let _ = channel.send(&answer(Some(error.to_string())), &[]);
     }
 }
 

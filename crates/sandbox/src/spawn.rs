@@ -46,9 +46,20 @@ pub enum DomainKind {
     Guest,
     /// Uplink of one guest, which owns the sockets of the host's network.
     Uplink,
+    /// Disk of a virtual machine.
+    Disk,
 }
 
 impl DomainKind {
+    /// All kinds.
+    pub const ALL: [DomainKind; 5] = [
+        DomainKind::Driver,
+        DomainKind::Frontend,
+        DomainKind::Guest,
+        DomainKind::Uplink,
+        DomainKind::Disk,
+    ];
+
     /// Returns the role's name in messages.
     pub fn label(self) -> &'static str {
         match self {
@@ -56,6 +67,7 @@ impl DomainKind {
             DomainKind::Frontend => "frontend",
             DomainKind::Guest => "guest",
             DomainKind::Uplink => "uplink",
+            DomainKind::Disk => "disk",
         }
     }
 
@@ -71,13 +83,13 @@ impl DomainKind {
             DomainKind::Frontend => "frontend",
             DomainKind::Guest => "guest-init",
             DomainKind::Uplink => "uplink",
+            DomainKind::Disk => "disk",
         }
     }
 
     /// Returns the role whose inner process runs this subcommand.
     pub(super) fn from_subcommand(subcommand: &str) -> Option<DomainKind> {
-        let all = [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest, DomainKind::Uplink];
-        all.into_iter().find(|kind| kind.subcommand() == subcommand)
+        DomainKind::ALL.into_iter().find(|kind| kind.subcommand() == subcommand)
     }
 }
 

@@ -231,11 +231,12 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
         DomainKind::Frontend => c"rf-keep-front",
         DomainKind::Guest => c"rf-keep-guest",
         DomainKind::Uplink => c"rf-keep-uplink",
+        DomainKind::Disk => c"rf-keep-disk",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     match kind {
         DomainKind::Guest => {}
-        DomainKind::Uplink => leave_terminal().map_err(&fail)?,
+        DomainKind::Uplink | DomainKind::Disk => leave_terminal().map_err(&fail)?,
         DomainKind::Driver | DomainKind::Frontend => {
             rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
         }

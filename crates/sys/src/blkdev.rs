@@ -3,7 +3,7 @@
 //! The calls block until the device has completed the operation.
 
 // #syscall daemon ioctl 1=0x80081272: BLKGETSIZE64: how large a block device is
-// #syscall driver,daemon ioctl 1=0x1277: BLKDISCARD: giving up ranges of a block device
+// #syscall driver,disk,daemon ioctl 1=0x1277: BLKDISCARD: giving up ranges of a block device
 // #syscall driver,daemon ioctl 1=0x127d: BLKSECDISCARD: the same, for certain
 
 use core::ffi::c_void;

@@ -16,7 +16,8 @@ use ringfence_link::frame_ring::FrameShape;
 use ringfence_link::stream::StreamLink;
 use ringfence_link::tap::TapLink;
 use ringfence_link::vhost_net::{Protection, VhostLink};
-use ringfence_link::vhost_user::{ClientReport, PoolRule, VhostUserLink, VhostUserOptions};
+pub use ringfence_link::vhost_user::PoolRule;
+use ringfence_link::vhost_user::{ClientReport, VhostUserLink, VhostUserOptions};
 use ringfence_platform::Counters;
 use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
@@ -49,31 +50,9 @@ pub enum Transport {
     #[default]
     Stream,
     /// Virtqueues in memory that the hypervisor passes over the socket.
-    VhostUser(PoolOrder),
+    VhostUser(PoolRule),
     /// Frames on a datagram socket, which another process connects to its client.
     Datagram,
-}
-
-/// Memory that a hypervisor may pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PoolOrder {
-    /// Any, up to all of the machine's.
-    #[default]
-    Any,
-    /// Files of at most this many bytes in all.
-    AtMost(u64),
-    /// Pools with a mark.
-    Marked,
-}
-
-impl From<PoolOrder> for PoolRule {
-    fn from(order: PoolOrder) -> PoolRule {
-        match order {
-            PoolOrder::Any => PoolRule::Any,
-            PoolOrder::AtMost(bytes) => PoolRule::AtMost(bytes),
-            PoolOrder::Marked => PoolRule::Marked,
-        }
-    }
 }
 
 /// Function that receives each change of the state of a virtual machine's client. It must not block.
@@ -162,7 +141,7 @@ impl QueueLink {
         let link = match transport {
             Transport::Stream => QueueLink::Stream(StreamLink::new(clients, mtu, shape, system)?),
             Transport::VhostUser(pool) => {
-                let options = VhostUserOptions { pool: pool.into(), report: Some(report) };
+                let options = VhostUserOptions { pool, report: Some(report) };
                 let link = VhostUserLink::new(clients, mtu, shape, system, options)?;
                 QueueLink::VhostUser(Box::new(link))
             }

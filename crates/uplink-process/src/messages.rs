@@ -1,8 +1,6 @@
 //! Messages that follow the configuration of the uplink process, and its reports.
 
-use std::fmt;
-
-use ringfence_link::vhost_user::{ClientReport, HandedOver};
+pub use ringfence_link::vhost_user::{MachineMemory, MachineState};
 use ringfence_policy::RuleSource;
 use serde::{Deserialize, Serialize};
 
@@ -21,38 +19,6 @@ pub struct UplinkRules(pub Vec<RuleSource>);
 /// Next sockets of the list of forwards, in its order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkSockets;
-
-/// State of a virtual machine's client. The field names are those of `ringfence status --json`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineState {
-    /// Memory that the client of now has handed over. `None` without a client, and until it does.
-    pub memory: Option<MachineMemory>,
-    /// Number of clients that were disconnected because they broke a rule.
-    pub clients_refused: u64,
-}
-
-/// Memory of a virtual machine that the uplink's process can reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineMemory {
-    pub bytes: u64,
-    /// Set if the memory is a pool, not the machine's own.
-    pub is_pool: bool,
-}
-
-impl fmt::Display for MachineMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &MachineMemory { bytes, is_pool } = self;
-        HandedOver { bytes, is_pool }.fmt(f)
-    }
-}
-
-impl From<ClientReport> for MachineState {
-    fn from(report: ClientReport) -> MachineState {
-        let memory =
-            report.memory.map(|HandedOver { bytes, is_pool }| MachineMemory { bytes, is_pool });
-        MachineState { memory, clients_refused: report.refused }
-    }
-}
 
 /// Reports of the uplink process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -50,6 +50,7 @@ pub mod stream_buffer;
 pub mod vhost;
 pub mod vhost_user;
 pub mod virtio;
+pub mod virtio_blk;
 pub mod xenbus;
 pub mod xenstore;
 

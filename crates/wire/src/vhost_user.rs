@@ -18,8 +18,10 @@ use crate::numbers::bounded;
 pub const HEADER_LEN: usize = 12;
 /// Maximum regions of the memory table.
 pub const REGIONS_MAX: usize = 8;
-/// Maximum length of a request's payload in bytes: a memory table.
-pub const PAYLOAD_MAX: usize = 8 + REGIONS_MAX * REGION_LEN;
+/// Maximum length of a request's payload in bytes: a whole configuration space.
+pub const PAYLOAD_MAX: usize = CONFIG_HEADER_LEN + CONFIG_MAX;
+/// Maximum length of a device's configuration space in bytes.
+pub const CONFIG_MAX: usize = 256;
 /// Maximum number of files that come with a request.
 pub const FILES_MAX: usize = REGIONS_MAX;
 
@@ -27,8 +29,12 @@ pub const FILES_MAX: usize = REGIONS_MAX;
 const REGION_LEN: usize = 32;
 /// Length of a vring's addresses, in bytes.
 const ADDRESS_LEN: usize = 40;
-/// Length of an answer with a u64 or the state of a vring, in bytes.
-pub const REPLY_LEN: usize = HEADER_LEN + 8;
+/// Bytes before a part of the configuration space: offset, size and flags.
+const CONFIG_HEADER_LEN: usize = 12;
+/// Length of the description of an in-flight log in bytes, without the padding that C compilers add.
+const LOG_LEN: usize = 20;
+/// Length of the description of an in-flight log with that padding.
+const LOG_LEN_PADDED: usize = 24;
 
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
@@ -44,8 +50,14 @@ pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub mod protocol_feature {
     /// The backend answers requests that ask for it.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// The device has more than one queue, or more than one pair of them (`MQ`).
+    pub const MULTIQUEUE: u64 = 1 << 0;
     /// The frontend passes a socket for requests of the backend (`SET_BACKEND_REQ_FD`).
     pub const BACKEND_REQ: u64 = 1 << 5;
+    /// The frontend reads the configuration space from the backend.
+    pub const CONFIG: u64 = 1 << 9;
+    /// The frontend keeps a log of the requests in flight, for the next backend (`INFLIGHT_SHMFD`).
+    pub const INFLIGHT: u64 = 1 << 12;
 }
 
 /// First bytes of a pool: memory whose only purpose is to be lent to a device. The driver's side writes them.
@@ -105,6 +117,31 @@ pub struct VringFile {
     pub has_file: bool,
 }
 
+/// Part of the configuration space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConfigPart {
+    /// Offset of the first byte.
+    pub offset: u32,
+    /// Length in bytes, at most [`CONFIG_MAX`].
+    pub size: u32,
+    pub flags: u32,
+}
+
+/// Place of the in-flight log in its file, and the queues that it covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InflightArea {
+    /// Length of the log in bytes. A frontend that asks for one leaves it 0.
+    pub len: u64,
+    /// Offset in the file in bytes.
+    pub offset: u64,
+    /// Number of queues.
+    pub queues: u16,
+    /// Maximum entries of each queue.
+    pub queue_size: u16,
+    /// Set if the description is followed by the padding of a C structure, which an answer has too then.
+    pub is_padded: bool,
+}
+
 /// Requests of a vhost-user frontend (QEMU) that this back-end knows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
@@ -126,6 +163,11 @@ pub enum Request {
     SetVringEnable(VringState),
     /// Socket for requests of the backend. It comes with the message.
     SetBackendSocket,
+    GetConfig(ConfigPart),
+    /// Asks for a file for the in-flight log.
+    GetInflight(InflightArea),
+    /// Passes the in-flight log, whose file comes with the message.
+    SetInflight(InflightArea),
     /// Request that this module does not know.
     Unknown(u32),
 }
@@ -153,6 +195,9 @@ pub enum MessageError {
     /// Memory table with more regions than [`REGIONS_MAX`].
     #[error("a memory table of {count} regions, the limit is {REGIONS_MAX}")]
     Regions { count: u32 },
+    /// Part of the configuration space that is longer than the message.
+    #[error("{size} bytes of configuration in a message of {len}")]
+    Config { size: u32, len: usize },
 }
 
 impl Header {
@@ -177,6 +222,20 @@ impl Header {
             }
             _ => Err(MessageError::TooLong { request, len }),
         }
+    }
+}
+
+impl Request {
+    /// Returns `true` for a request that only asks: it changes neither memory nor vrings, nor the state of a driver.
+    pub fn is_question(&self) -> bool {
+        matches!(
+            self,
+            Request::GetFeatures
+                | Request::GetProtocolFeatures
+                | Request::GetQueueCount
+                | Request::GetConfig(_)
+                | Request::GetInflight(_)
+        )
     }
 }
 
@@ -226,6 +285,9 @@ requests! {
     GET_QUEUE_NUM = 17: |_| Ok(Request::GetQueueCount);
     SET_VRING_ENABLE = 18: |body| Ok(Request::SetVringEnable(body.state()?));
     SET_BACKEND_REQ_FD = 21: |_| Ok(Request::SetBackendSocket);
+    GET_CONFIG = 24: |body| Ok(Request::GetConfig(body.config()?));
+    GET_INFLIGHT_FD = 31: |body| Ok(Request::GetInflight(body.inflight()?));
+    SET_INFLIGHT_FD = 32: |body| Ok(Request::SetInflight(body.inflight()?));
 }
 
 /// Payload of a request.
@@ -268,6 +330,29 @@ impl Body<'_> {
         })
     }
 
+    fn config(&self) -> Result<ConfigPart, MessageError> {
+        let bytes = self.bytes::<CONFIG_HEADER_LEN>()?;
+        let [offset, size, flags] = [0, 4, 8].map(|at| u32_at(bytes, at));
+        let len = self.payload.len();
+        match usize::try_from(size) {
+            // The frontend sends room for the answer.
+            Ok(bytes) if bytes == len - CONFIG_HEADER_LEN => Ok(ConfigPart { offset, size, flags }),
+            _ => Err(MessageError::Config { size, len }),
+        }
+    }
+
+    fn inflight(&self) -> Result<InflightArea, MessageError> {
+        let bytes = self.bytes::<LOG_LEN>()?;
+        let half = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        Ok(InflightArea {
+            len: u64_at(bytes, 0),
+            offset: u64_at(bytes, 8),
+            queues: half(16),
+            queue_size: half(18),
+            is_padded: self.payload.len() >= LOG_LEN_PADDED,
+        })
+    }
+
     fn regions(&self) -> Result<ArrayVec<MemoryRegion, REGIONS_MAX>, MessageError> {
         let count = u32_at(self.bytes::<8>()?, 0);
         let bounded = usize::try_from(count).ok().filter(|count| *count <= REGIONS_MAX);
@@ -287,26 +372,43 @@ impl Body<'_> {
     }
 }
 
+/// Encoded answer to a request.
+pub type Reply = ArrayVec<u8, { HEADER_LEN + PAYLOAD_MAX }>;
+
 /// Encodes the answer to a request: a number.
-pub fn reply_word(request: u32, value: u64) -> [u8; REPLY_LEN] {
-    reply(request, value.to_ne_bytes())
+pub fn reply_word(request: u32, value: u64) -> Reply {
+    reply(request, &value.to_ne_bytes())
 }
 
 /// Encodes the answer to a request: the state of a vring.
-pub fn reply_state(request: u32, state: VringState) -> [u8; REPLY_LEN] {
-    let mut bytes = [0; 8];
-    bytes[..4].copy_from_slice(&state.index.to_ne_bytes());
-    bytes[4..].copy_from_slice(&state.value.to_ne_bytes());
-    reply(request, bytes)
+pub fn reply_state(request: u32, state: VringState) -> Reply {
+    reply(request, &[state.index.to_ne_bytes(), state.value.to_ne_bytes()].concat())
 }
 
-fn reply(request: u32, payload: [u8; 8]) -> [u8; REPLY_LEN] {
-    let mut bytes = [0; REPLY_LEN];
-    bytes[..4].copy_from_slice(&request.to_ne_bytes());
-    bytes[4..8].copy_from_slice(&(VERSION | REPLY).to_ne_bytes());
-    bytes[8..12].copy_from_slice(&8_u32.to_ne_bytes());
-    bytes[12..].copy_from_slice(&payload);
-    bytes
+/// Encodes the answer to a request: a part of the configuration space, whose bytes beyond `config` are 0.
+pub fn reply_config(request: u32, part: ConfigPart, config: &[u8]) -> Reply {
+    let at_most = |n: u32, limit: usize| usize::try_from(n).unwrap_or(limit).min(limit);
+    let (size, start) = (at_most(part.size, CONFIG_MAX), at_most(part.offset, config.len()));
+    let mut payload = [part.offset, part.size, part.flags].map(u32::to_ne_bytes).concat();
+    payload.extend(config[start..].iter().copied().chain(std::iter::repeat(0)).take(size));
+    reply(request, &payload)
+}
+
+/// Encodes the answer to a request: the place of an in-flight log, whose file comes with the message.
+pub fn reply_inflight(request: u32, area: InflightArea) -> Reply {
+    let InflightArea { len, offset, queues, queue_size, is_padded } = area;
+    let mut payload = [len.to_ne_bytes(), offset.to_ne_bytes()].concat();
+    payload.extend([queues.to_ne_bytes(), queue_size.to_ne_bytes()].concat());
+    payload.resize(if is_padded { LOG_LEN_PADDED } else { LOG_LEN }, 0);
+    reply(request, &payload)
+}
+
+/// Encodes an answer. A payload of more than [`PAYLOAD_MAX`] bytes is cut.
+fn reply(request: u32, payload: &[u8]) -> Reply {
+    let payload = &payload[..payload.len().min(PAYLOAD_MAX)];
+    let len = bounded(payload.len(), u32::MAX);
+    let head = [request, VERSION | REPLY, len].map(u32::to_ne_bytes);
+    head.as_flattened().iter().chain(payload).copied().collect()
 }
 
 /// Encodes a request, for tests of a backend.
@@ -334,6 +436,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
 
     fn header(bytes: &[u8]) -> Result<Header, MessageError> {
         Header::parse(bytes.first_chunk().unwrap())
@@ -363,8 +469,7 @@ mod tests {
 
     #[test]
     fn memory_table_fields_match_layout() {
-        let words = [2_u64, 0x1000, 0x2000, 0x3000, 0x4000, 5, 6, 7, 8];
-        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let payload = words(&[2, 0x1000, 0x2000, 0x3000, 0x4000, 5, 6, 7, 8]);
         let first = MemoryRegion { guest: 0x1000, len: 0x2000, user: 0x3000, offset: 0x4000 };
         let second = MemoryRegion { guest: 5, len: 6, user: 7, offset: 8 };
         let expected = Request::SetMemoryTable([first, second].into_iter().collect());
@@ -390,6 +495,41 @@ mod tests {
     }
 
     #[test]
+    fn config_request_and_answer_match_layout() {
+        let header = |size: u32| [2_u32, size, 0].map(u32::to_ne_bytes).concat();
+        let parse = |size, room: usize| {
+            Request::parse(number::GET_CONFIG, &[header(size), vec![9; room]].concat())
+        };
+        let part = ConfigPart { offset: 2, size: 3, flags: 0 };
+        assert_eq!(parse(3, 3), Ok(Request::GetConfig(part)));
+        assert_eq!(parse(4, 3), Err(MessageError::Config { size: 4, len: 15 }));
+        let answer = reply_config(number::GET_CONFIG, part, &[1, 2, 3, 4]);
+        assert_eq!((answer[8], &answer[24..]), (15, &[3, 4, 0][..]));
+        let beyond = ConfigPart { offset: u32::MAX, size: u32::MAX, flags: 0 };
+        assert_eq!(reply_config(number::GET_CONFIG, beyond, &[1]).len(), HEADER_LEN + PAYLOAD_MAX);
+    }
+
+    #[test]
+    fn log_description_is_answered_in_the_length_of_the_request() {
+        for padding in [0, 4] {
+            let mut payload = words(&[0x1000, 0x40]);
+            payload.extend([4_u16, 128].map(u16::to_ne_bytes).concat());
+            payload.resize(20 + padding, 0);
+            let area = InflightArea {
+                len: 0x1000,
+                offset: 0x40,
+                queues: 4,
+                queue_size: 128,
+                is_padded: padding > 0,
+            };
+            let parsed = Request::parse(number::SET_INFLIGHT_FD, &payload);
+            assert_eq!(parsed, Ok(Request::SetInflight(area)));
+            let answer = reply_inflight(number::GET_INFLIGHT_FD, area);
+            assert_eq!(answer[HEADER_LEN..], payload);
+        }
+    }
+
+    #[test]
     fn vring_without_file_is_told_apart() {
         let parse = |word: u64| Request::parse(number::SET_VRING_KICK, &word.to_ne_bytes());
         let file = |index, has_file| Ok(Request::SetVringKick(VringFile { index, has_file }));
@@ -407,7 +547,7 @@ mod tests {
                 prop_assert!(header.len <= PAYLOAD_MAX);
                 let _ = Request::parse(header.request, &payload);
             }
-            let _ = Request::parse(u32::from(head[0] % 20), &payload);
+            let _ = Request::parse(u32::from(head[0] % 40), &payload);
         }
     }
 }

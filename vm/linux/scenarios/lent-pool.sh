@@ -20,7 +20,7 @@ exchange() {
 check 'the module loads' insmod $driver
 check_not 'shared memory without a mark is no pool' test -e $counters
 check 'the module is removed' rmmod ringfence-lent-pool
-check 'a pool can be named' insmod $driver pools=0000:00:10.0
+check 'a pool can be named' insmod $driver pools=0000:00:10.0 devices=$card
 check 'it is there' test -e $counters || give_up 'no pool'
 is 'the card uses it' "$(counter devices)" 1
 check_card
@@ -48,7 +48,7 @@ echo $card >/sys/bus/pci/drivers/virtio-pci/bind
 check 'the function binds again' exchange
 check 'the module is removed from a card' rmmod ringfence-lent-pool
 check_not 'which has no driver then' test -e /sys/class/net/eth0
-check 'the module comes back, and finds the pool by its mark' insmod $driver
+check 'the module comes back, and finds the pool by its mark' insmod $driver devices=$card
 check 'and so does the card' exchange
 check_not 'the kernel has no complaint' sh -c 'dmesg | grep "WARNING:\|BUG:\|Oops"'
 complete_scenario

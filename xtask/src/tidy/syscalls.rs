@@ -6,7 +6,7 @@
 //! // #syscall WHO CALL[,CALL...] [CONDITION...]: why
 //! ```
 //!
-//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `daemon`, separated by commas.
+//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `disk`, `daemon`, separated by commas.
 //! * CALL: the name of a call; `name@x86_64` if only that architecture has it; `!name` for a call that
 //!   libraries try and that is refused on purpose.
 //! * CONDITION, on the low 32 bits of argument N (from 0): `N=VALUE`, `N=pid` (the process's own),
@@ -28,7 +28,7 @@ use super::tree::Tree;
 pub(crate) const LIST: &str = "crates/sandbox/src/isolation/list.rs";
 
 /// Directories with code that runs in a sandbox. Of the product only parts do.
-const CONFINED: [&str; 13] = [
+const CONFINED: [&str; 14] = [
     "crates/access/src/",
     "crates/block/src/",
     "crates/frame/src/",
@@ -40,6 +40,7 @@ const CONFINED: [&str; 13] = [
     "crates/switch/src/",
     "crates/sys/src/",
     "crates/uplink/src/",
+    "crates/vhost-user/src/",
     "crates/xenbus/src/",
     "crates/xenstore/src/",
 ];

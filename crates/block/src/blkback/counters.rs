@@ -4,7 +4,7 @@ use ringfence_access::persistent::PersistentCounters;
 use ringfence_sys::counters::{Counter, Level};
 use ringfence_wire::blkif::{Direction, SegmentRange};
 
-use super::job::Work;
+use crate::work::Work;
 
 /// Running totals of one queue. All counters start at 0.
 #[derive(Default, Debug)]

@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use super::counters::QueueCounters;
 use super::fault::QueueFault;
-use super::job::{InFlight, Job, JobTable, Work};
+use super::job::{Job, JobTable};
 use super::pages::{access_for, grant_rule, page_ranges};
 use crate::storage::failure::Failure;
 use crate::storage::{self, DiskQueue, Done, Op, Segment};
+use crate::work::{InFlight, Work};
 use ringfence_access::RequestAccess;
 use ringfence_access::request_access::PageError;
 use ringfence_memory::PAGE_SIZE;

@@ -11,7 +11,7 @@ use ringfence_access::Mode;
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
 use ringfence_block::vbd::toolstack::VbdConfig;
-use ringfence_nbd::client::{Dialer, NbdDisk, NbdFacts};
+use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_sandbox::channel::expect_fds;
 use ringfence_sys::descriptors::Descriptors;
 
@@ -41,19 +41,39 @@ pub(super) fn open(
     wake: Arc<dyn Fn() + Send + Sync>,
 ) -> Result<OpenedMedium, String> {
     let mode = Mode::for_disk(&request.mode).map_err(|e| text(&e))?;
-    match &request.medium {
+    let fd = match fds.is_empty() {
+        true => None,
+        false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
+    };
+    let (disk, dialer) = open_storage(&request.medium, fd, wake)?;
+    let (read_only, no_discard) = match &request.medium {
+        Medium::File { facts, options } => (facts.read_only, !options.discard),
+        Medium::Nbd(facts) => (facts.is_read_only(), false),
+    };
+    let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
+    Ok(OpenedMedium { mode, disk, config, dialer })
+}
+
+/// Opens storage on a file or a connection, which an NBD server may lack at first. `wake` is called when it needs a
+/// connection from the returned dialer.
+///
+/// # Errors
+///
+/// Returns a text for the user of the launcher.
+pub(crate) fn open_storage(
+    medium: &Medium,
+    fd: Option<OwnedFd>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+) -> Result<(Arc<dyn Disk>, Option<Arc<Dialer>>), String> {
+    match medium {
         Medium::File { facts, options } => {
-            let [file] = expect_fds(fds).map_err(|e| text(&e))?;
-            let disk = Arc::new(open_file(file, *facts, options)?);
-            let (read_only, no_discard) = (facts.read_only, !options.discard);
-            let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
-            Ok(OpenedMedium { mode, disk, config, dialer: None })
+            let file = fd.ok_or("the file is missing")?;
+            Ok((Arc::new(open_file(file, *facts, options)?), None))
         }
         Medium::Nbd(facts) => {
-            let (disk, dialer) = open_remote(facts, fds, wake)?;
-            let read_only = facts.is_read_only();
-            let config = VbdConfig { read_only, no_discard: false, ..VbdConfig::default() };
-            Ok(OpenedMedium { mode, disk: Arc::new(disk), config, dialer: Some(dialer) })
+            let dialer = Arc::new(Dialer::new(wake).map_err(|e| text(&e))?);
+            let disk = NbdDisk::handed(facts, fd, &dialer).map_err(|e| text(&e))?;
+            Ok((Arc::new(disk), Some(dialer)))
         }
     }
 }
@@ -63,18 +83,4 @@ fn open_file(file: OwnedFd, facts: FileFacts, options: &FileOptions) -> Result<F
     // here. Use a thread pool.
     let options = FileOptions { engine: Engine::Threads, ..options.clone() };
     FileDisk::new(OpenFile { file, facts }, &options).map_err(|e| text(&e))
-}
-
-fn open_remote(
-    facts: &NbdFacts,
-    fds: Descriptors,
-    wake: Arc<dyn Fn() + Send + Sync>,
-) -> Result<(NbdDisk, Arc<Dialer>), String> {
-    let first = match fds.is_empty() {
-        true => None,
-        false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
-    };
-    let dialer = Arc::new(Dialer::new(wake).map_err(|e| text(&e))?);
-    let disk = NbdDisk::handed(facts, first, &dialer).map_err(|e| text(&e))?;
-    Ok((disk, dialer))
 }

@@ -30,7 +30,7 @@ mod admission;
 mod domain;
 pub mod error;
 mod launcher;
-mod media;
+pub(crate) mod media;
 mod nodes;
 pub mod process;
 mod requests;

@@ -18,8 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::device::FEATURES;
-use super::{SUPER_PACKET_MAX, VhostUserLink, VhostUserOptions};
+use super::{FEATURES, SUPER_PACKET_MAX, VhostUserLink, VhostUserOptions};
 use crate::clients::Clients;
 use crate::frame_ring::FrameShape;
 use ringfence_uplink::link::{Committed, GuestLink, Slots};

@@ -25,16 +25,11 @@
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
 //!   memory's file under the link; that ends this process, which serves no other guest.
 
-// #syscall uplink sendto: answers to a hypervisor
 // #syscall uplink epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
 
-mod device;
-mod fault;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod memory;
-mod pool;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -47,20 +42,45 @@ use ringfence_frame::{
     Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
 };
 use ringfence_platform::Counters;
-use ringfence_sys::descriptors::receive_of_stream;
-use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
+use ringfence_vhost_user::ClientReporter;
+use ringfence_vhost_user::clients::{CLIENT, LISTENER};
+use ringfence_vhost_user::device::{Device, DeviceOffer};
+use ringfence_vhost_user::messages::{self, Incoming};
+pub use ringfence_vhost_user::{
+    ClientFault, ClientReport, HandedOver, MachineMemory, MachineState, PoolFault, PoolRule,
+    Reporter,
+};
+use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, Request};
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 
-use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
+use super::clients::{ClientSlot, Clients};
 use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room};
-use device::{Device, FROM_GUEST, RequestAnswer, TO_GUEST};
-pub use fault::ClientFault;
-pub use pool::{HandedOver, PoolFault, PoolRule};
 use transfer::{Receiver, Sender, TakenChain, Written, header_len};
+
+/// Vring with buffers for frames to the guest.
+const TO_GUEST: usize = 0;
+/// Vring with frames from the guest.
+const FROM_GUEST: usize = 1;
+
+/// Features that a driver may use.
+const FEATURES: u64 = feature::CSUM
+    | feature::GUEST_CSUM
+    | feature::GUEST_TSO4
+    | feature::GUEST_TSO6
+    | feature::GUEST_ECN
+    | feature::HOST_TSO4
+    | feature::HOST_TSO6
+    | feature::HOST_ECN
+    | feature::MRG_RXBUF
+    | feature::INDIRECT
+    | feature::EVENT_IDX
+    | feature::VERSION_1
+    | PROTOCOL_FEATURES;
+/// Network card with one pair of queues.
+const CARD: DeviceOffer = DeviceOffer { features: FEATURES, protocol: 0, vrings: 2, queues: 1 };
 
 /// Maximum of messages in one round.
 const MESSAGES_PER_ROUND: usize = 32;
@@ -70,31 +90,20 @@ const ROUNDS_PER_LOOK: u32 = 64;
 /// Link on the vrings of a virtual machine. See the [module](self) for the protocol.
 pub type VhostUserLink = RingLink<VhostUserTransport>;
 
-/// State of a link's clients, for a report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ClientReport {
-    /// Memory that the client of now has handed over.
-    pub memory: Option<HandedOver>,
-    /// Number of clients that were disconnected because they broke a rule.
-    pub refused: u64,
-}
-
 /// Settings of a link beyond the shape of its frames.
 #[derive(Default)]
 pub struct VhostUserOptions {
     /// Rule for the memory of clients.
     pub pool: PoolRule,
     /// Function that receives each change of the clients' state. It must not block.
-    pub report: Option<Box<dyn Fn(ClientReport) + Send>>,
+    pub report: Option<Reporter>,
 }
 
 /// Vrings of a virtual machine.
 pub struct VhostUserTransport {
     clients: ClientSlot,
     device: Device,
-    report: Option<Box<dyn Fn(ClientReport) + Send>>,
-    reported: ClientReport,
-    refused: u64,
+    reporter: ClientReporter,
     receiver: Receiver,
     sender: Sender,
     /// Chains with buffers that were there and too few. The sender waits for more.
@@ -128,10 +137,8 @@ impl VhostUserLink {
     ) -> io::Result<VhostUserLink> {
         let transport = VhostUserTransport {
             clients: ClientSlot::new(clients)?,
-            device: Device::new(options.pool)?,
-            report: options.report,
-            reported: ClientReport::default(),
-            refused: 0,
+            device: Device::new(CARD, Vec::new(), options.pool)?,
+            reporter: ClientReporter::new(options.report),
             receiver: Receiver::default(),
             sender: Sender::default(),
             too_few: None,
@@ -170,21 +177,9 @@ impl VhostUserTransport {
     /// Ends the connection of a client that breaks the rules.
     fn refuse(&mut self, queue: &mut FrameQueue, fault: ClientFault) -> Result<(), Fault> {
         queue.counters.dropped(DropReason::BadRequest);
-        self.refused += 1;
+        self.reporter.refused();
         self.reset(queue);
         self.clients.refuse(fault)
-    }
-
-    /// Reports the state of the clients if it has changed.
-    fn report(&mut self) {
-        let state =
-            ClientReport { memory: self.device.memory.handed_over(), refused: self.refused };
-        if state != self.reported
-            && let Some(report) = &self.report
-        {
-            self.reported = state;
-            report(state);
-        }
     }
 
     /// Handles clients and messages that are there. Returns their number.
@@ -209,68 +204,22 @@ impl VhostUserTransport {
     /// Handles the next message of the client. Returns `None` if the client has gone, and `false` if no message is
     /// there.
     fn handle_message(&mut self, queue: &FrameQueue) -> Result<Option<bool>, ClientFault> {
-        use ringfence_sys::descriptors::MessageError::System;
         let Some(client) = self.clients.client() else { return Ok(None) };
-        queue.system.syscalls.add(2);
-        let mut bytes = [0; HEADER_LEN];
-        let received = match receive_of_stream(client, &mut bytes, FILES_MAX) {
-            Ok(received) if received.bytes == 0 => return Ok(None),
-            Ok(received) => received,
-            Err(System(Errno::AGAIN | Errno::INTR)) => return Ok(Some(false)),
-            Err(System(Errno::CONNRESET)) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let message = match messages::receive(client, &queue.system)? {
+            Incoming::Gone => return Ok(None),
+            Incoming::Nothing => return Ok(Some(false)),
+            Incoming::Message(message) => message,
         };
-        let partial = |bytes, len| ClientFault::Partial { bytes, len };
-        if received.bytes < HEADER_LEN {
-            return Err(partial(received.bytes, HEADER_LEN));
-        }
-        let header = Header::parse(&bytes)?;
-        let mut space = [0; PAYLOAD_MAX];
-        let payload = &mut space[..header.len];
-        if header.len > 0 {
-            // A client sends a message whole, and its files with the header.
-            let bytes = match rustix::net::recv(client, &mut *payload, RecvFlags::DONTWAIT) {
-                Ok((_, bytes)) => bytes,
-                Err(_) => 0,
-            };
-            if bytes < header.len {
-                return Err(partial(bytes, header.len));
-            }
-        }
-        let request = Request::parse(header.request, payload)?;
-        tracing::debug!("vhost-user: {request:?}");
-        let sets_features = matches!(request, Request::SetFeatures(_) | Request::ResetOwner);
-        let epoll = self.clients.epoll();
-        let answer = self.device.handle(request, received.descriptors, epoll)?;
+        let sets_features =
+            matches!(message.request, Request::SetFeatures(_) | Request::ResetOwner);
+        let answer = self.device.handle(message.request, message.files, self.clients.epoll())?;
         if sets_features {
             self.capabilities = capabilities(self.device.features(), self.mtu);
         }
-        self.answer(queue, &header, answer)
-    }
-
-    fn answer(
-        &self,
-        queue: &FrameQueue,
-        header: &Header,
-        answer: RequestAnswer,
-    ) -> Result<Option<bool>, ClientFault> {
-        let Some(client) = self.clients.client() else { return Ok(None) };
-        let bytes = match answer {
-            RequestAnswer::Word(word) => vhost_user::reply_word(header.request, word),
-            RequestAnswer::State(state) => vhost_user::reply_state(header.request, state),
-            RequestAnswer::Done if header.needs_reply && self.device.acknowledges() => {
-                vhost_user::reply_word(header.request, 0)
-            }
-            RequestAnswer::Done => return Ok(Some(true)),
-        };
-        queue.system.syscalls.add(1);
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::send(client, &bytes, flags) {
-            Ok(sent) if sent == bytes.len() => Ok(Some(true)),
-            Ok(sent) => Err(ClientFault::Partial { bytes: sent, len: bytes.len() }),
-            Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
-            Err(source) => Err(ClientFault::System { what: "answering", source }),
-        }
+        let acknowledges = self.device.acknowledges();
+        let answered =
+            messages::answer(client, &message.header, &answer, acknowledges, &queue.system)?;
+        Ok(answered.then_some(true))
     }
 
     /// Takes frames of the guest.
@@ -282,7 +231,7 @@ impl VhostUserTransport {
         received: &mut Received,
     ) -> Result<(), ClientFault> {
         let header_len = header_len(&self.device);
-        let Device { memory, vrings, .. } = &mut self.device;
+        let (memory, vrings, _) = self.device.parts();
         let Some(vring) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
         while received.work < budget && has_room(batch, SUPER_PACKET_MAX) {
             match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
@@ -306,7 +255,7 @@ impl VhostUserTransport {
 
     fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
-        let Device { memory, vrings, .. } = &mut self.device;
+        let (memory, vrings, _) = self.device.parts();
         let Some(vring) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
         while let Some(frame) = queue.frames.next_waiting() {
             let bytes = queue.frames.bytes(&frame);
@@ -357,7 +306,7 @@ impl RingTransport for VhostUserTransport {
             received.frames = 0;
             self.refuse(queue, fault)?;
         }
-        self.report();
+        self.reporter.report(self.device.memory().handed_over());
         Ok(received)
     }
 
@@ -371,7 +320,7 @@ impl RingTransport for VhostUserTransport {
             return Ok(());
         }
         let sent = self.write_waiting(queue);
-        let Device { vrings, signal, .. } = &mut self.device;
+        let (_, vrings, signal) = self.device.parts();
         if vrings[TO_GUEST].publish(signal) {
             queue.system.syscalls.add(1);
         }
@@ -379,7 +328,7 @@ impl RingTransport for VhostUserTransport {
     }
 
     fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
-        let Device { vrings, signal, .. } = &mut self.device;
+        let (_, vrings, signal) = self.device.parts();
         let vring = &mut vrings[FROM_GUEST];
         let Some(chains) = &mut vring.queue else { return Ok(()) };
         self.receiver.finish(chains);

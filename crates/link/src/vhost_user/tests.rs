@@ -14,7 +14,7 @@ use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, request};
 use ringfence_wire::virtio::{Descriptor, SplitLayout};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
 
@@ -28,7 +28,7 @@ const BUFFERS: usize = 1 << 20;
 const BUFFER: usize = 4096;
 
 /// All features of a Linux driver, and none but what it needs.
-const ALL: u64 = device::FEATURES;
+const ALL: u64 = FEATURES;
 const BARE: u64 = feature::VERSION_1 | PROTOCOL_FEATURES;
 
 /// Virtual machine: hypervisor and driver at once.
@@ -374,8 +374,8 @@ fn requests_that_ask_are_answered() {
         let read = (&socket).read_exact(&mut answer);
         read.is_ok().then(|| u64::from_ne_bytes(answer[12..].try_into().unwrap()))
     };
-    assert_eq!(ask(number::GET_FEATURES, &[]), Some(device::OFFERED));
-    assert_eq!(device::OFFERED, device::FEATURES | 1 << 33);
+    assert_eq!(ask(number::GET_FEATURES, &[]), Some(CARD.offered()));
+    assert_eq!(CARD.offered(), FEATURES | 1 << 33);
     assert_eq!(ask(number::SET_OWNER, &[]), None, "not negotiated");
     assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x28));
     assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x28])), Some(0));

@@ -6,11 +6,10 @@ use ringfence_frame::{Batch, DropReason};
 use ringfence_offload::vnet::{LEGACY_LEN, MODERN_LEN, VnetHeader};
 use ringfence_ring::split::backend::BackendQueue;
 use ringfence_sys::numbers::{bounded, usize_from};
+use ringfence_vhost_user::ClientFault;
+use ringfence_vhost_user::device::Device;
+use ringfence_vhost_user::memory::GuestMemory;
 use ringfence_wire::virtio::{Descriptor, feature, flag};
-
-use super::device::Device;
-use super::fault::ClientFault;
-use super::memory::GuestMemory;
 
 /// Length of the shortest frame: an Ethernet header.
 const SHORTEST: usize = 14;

@@ -4,7 +4,7 @@
 //! over connected sockets. A request says only *another connection*; the confined process cannot choose the
 //! address. Where the process may connect, threads of its own do ([`Dialer::to_host`]).
 
-// #syscall driver,daemon eventfd2,read,write: a connection that was made is handed over
+// #syscall driver,disk,daemon eventfd2,read,write: a connection that was made is handed over
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -21,7 +21,7 @@
 //! A server that is cut off but still runs may execute an old write after its successor executed a newer
 //! one. No client can prevent that: replaceable servers must fence each other.
 
-// #syscall driver,daemon ppoll: waiting for a server's greeting
+// #syscall driver,disk,daemon ppoll: waiting for a server's greeting
 
 mod address;
 mod dial;

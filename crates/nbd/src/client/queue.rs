@@ -9,8 +9,8 @@
 //! A request is split into commands of the length that the server accepts. A command without a reply is sent
 //! again on the next connection.
 
-// #syscall driver,daemon epoll_create1,epoll_ctl: waiting for a server and for time
-// #syscall driver,daemon timerfd_create: how long a server may take
+// #syscall driver,disk,daemon epoll_create1,epoll_ctl: waiting for a server and for time
+// #syscall driver,disk,daemon timerfd_create: how long a server may take
 
 mod connection;
 mod memory;

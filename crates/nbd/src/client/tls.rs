@@ -5,7 +5,7 @@
 //! that authenticate clients `client-cert.pem` and `client-key.pem`. The process that may open files reads
 //! them once; the I/O process receives their content.
 
-// #syscall driver,daemon sendto,recvfrom,read: what TLS has made of requests
+// #syscall driver,disk,daemon sendto,recvfrom,read: what TLS has made of requests
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -2,7 +2,7 @@ use super::super::machine::{Endpoint, Place};
 use super::super::passt_args::{OF_PASTA, REFUSED};
 use super::super::tests::OPTIONS;
 use super::*;
-use ringfence_uplink_process::link::{PoolOrder, Transport};
+use ringfence_uplink_process::link::{PoolRule, Transport};
 
 fn read(line: &str) -> anyhow::Result<Started> {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -78,7 +78,7 @@ fn arguments_of_libvirt_are_accepted() {
     assert_eq!(endpoint(line).transport, Transport::Stream);
     assert_eq!(
         endpoint(&format!("--vhost-user {line}")).transport,
-        Transport::VhostUser(PoolOrder::Any)
+        Transport::VhostUser(PoolRule::Any)
     );
     let vfkit = endpoint("--vfkit -s a");
     assert_eq!((vfkit.transport, vfkit.one_off), (Transport::Datagram, true));
@@ -88,9 +88,9 @@ fn arguments_of_libvirt_are_accepted() {
 #[test]
 fn pool_is_required_of_shared_memory_only() {
     let transport = |line: &str| endpoint(line).transport;
-    let at_most = Transport::VhostUser(PoolOrder::AtMost(64 << 20));
+    let at_most = Transport::VhostUser(PoolRule::AtMost(64 << 20));
     assert_eq!(transport("--vhost-user --require-pool auto --require-pool 64M"), at_most);
-    let marked = Transport::VhostUser(PoolOrder::Marked);
+    let marked = Transport::VhostUser(PoolRule::Marked);
     assert_eq!(transport("--vhost-user --require-pool auto"), marked);
     for line in ["--require-pool 64M", "--vfkit --require-pool auto"] {
         assert!(read(line).err().unwrap().to_string().contains("--vhost-user"), "{line}");

@@ -14,6 +14,13 @@
 //! * An indirect table is the last descriptor of its chain (virtio 1.x, 2.7.5.3), and holds no other indirect table.
 //!
 //! Each descriptor is fetched once. The addresses in it are not checked here: the caller translates them.
+//!
+//! # Crashes
+//!
+//! A queue with an [`InflightLog`] keeps its chains in flight there, and takes those first that an earlier backend left
+//! ([`BackendQueue::with_log`]).
+
+use std::collections::VecDeque;
 
 use ringfence_memory::{LentSlice, OutOfRange, Raw};
 use ringfence_wire::virtio::{
@@ -22,6 +29,7 @@ use ringfence_wire::virtio::{
 };
 
 use super::driver::{QueueFeatures, passes};
+use super::inflight::{InflightLog, LogFault};
 use crate::sync::{Ordering, fence};
 
 /// Maximum descriptors of a chain.
@@ -154,13 +162,51 @@ pub struct BackendQueue {
     used: u16,
     /// Used index at the last check of the driver's event index.
     signalled: u16,
+    log: Option<InflightLog>,
+    /// Heads of the chains that an earlier backend took and did not return.
+    left_over: VecDeque<u16>,
 }
 
 impl BackendQueue {
     /// Continues a queue at the available index `next`. The used index is the one in memory.
     pub fn new(tables: QueueTables, features: QueueFeatures, next: u16) -> BackendQueue {
         let used = load(&tables.used, 2, Ordering::Relaxed);
-        BackendQueue { tables, features, avail: next, avail_seen: next, used, signalled: used }
+        let (log, left_over) = (None, VecDeque::new());
+        let avail = next;
+        let signalled = used;
+        BackendQueue { tables, features, avail, avail_seen: next, used, signalled, log, left_over }
+    }
+
+    /// Continues a queue whose chains in flight are in a log for so many descriptors, at least those of the queue. If the log has chains of an earlier backend, they are taken
+    /// first, and the available index is the one at which that backend stopped. Otherwise it is `next`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LogFault`] for a log that does not belong to the queue.
+    pub fn with_log(
+        tables: QueueTables,
+        features: QueueFeatures,
+        next: u16,
+        (log, size): (LentSlice, u16),
+    ) -> Result<BackendQueue, LogFault> {
+        let mut queue = BackendQueue::new(tables, features, next);
+        if size < queue.size() {
+            return Err(LogFault::Size { found: size, size: queue.size() });
+        }
+        let (log, left_over) = InflightLog::attach(&log, size, queue.used)?;
+        if let Ok(count @ 1..) = u16::try_from(left_over.len()) {
+            // Each chain that was taken is either in the used ring or in the log.
+            queue.avail = queue.used.wrapping_add(count);
+            queue.avail_seen = queue.avail;
+        }
+        queue.log = Some(log);
+        queue.left_over = left_over.into();
+        Ok(queue)
+    }
+
+    /// Returns `true` if chains of an earlier backend were not taken yet.
+    pub fn has_left_over(&self) -> bool {
+        !self.left_over.is_empty()
     }
 
     /// Returns the number of entries.
@@ -206,11 +252,29 @@ impl BackendQueue {
         chain: &mut Vec<Descriptor>,
     ) -> Result<Option<u16>, DriverFault> {
         chain.clear();
+        if let Some(head) = self.left_over.pop_front() {
+            return self.fetch(head, memory, chain).map(|()| Some(head));
+        }
         if self.avail == self.avail_seen && self.available()? == 0 {
             return Ok(None);
         }
         let entry = RING_HEADER + self.tables.ring_index(self.avail) * 2;
         let head = load(&self.tables.available, entry, Ordering::Relaxed);
+        self.fetch(head, memory, chain)?;
+        if let Some(log) = &mut self.log {
+            log.take(head);
+        }
+        self.avail = self.avail.wrapping_add(1);
+        Ok(Some(head))
+    }
+
+    /// Fetches the descriptors of a chain.
+    fn fetch(
+        &self,
+        head: u16,
+        memory: impl FnOnce(u64, usize) -> Option<LentSlice>,
+        chain: &mut Vec<Descriptor>,
+    ) -> Result<(), DriverFault> {
         let first = descriptor(&self.tables.descriptors, head, self.tables.size)?;
         let last = follow(&self.tables.descriptors, self.tables.size, first, chain)?;
         if let Some(Descriptor { address, len, flags, .. }) = last {
@@ -228,11 +292,11 @@ impl BackendQueue {
                 return Err(DriverFault::Indirect { len: inner.len });
             }
         }
-        self.avail = self.avail.wrapping_add(1);
-        Ok(Some(head))
+        Ok(())
     }
 
-    /// Returns the last `count` chains that were taken and are not finished: they are available again.
+    /// Returns the last `count` chains that were taken and are not finished: they are available again. A queue with a log
+    /// has no such chains.
     pub fn untake(&mut self, count: u16) {
         self.avail = self.avail.wrapping_sub(count);
     }
@@ -243,6 +307,9 @@ impl BackendQueue {
         let element = UsedElement { id: head.into(), len };
         let stored = self.tables.used.copy_from(entry, &element.to_bytes());
         debug_assert!(stored.is_ok(), "a queue's tables lie inside their memory");
+        if let Some(log) = &mut self.log {
+            log.finish(head);
+        }
         self.used = self.used.wrapping_add(1);
     }
 
@@ -253,6 +320,9 @@ impl BackendQueue {
             return false;
         }
         store(&self.tables.used, 2, self.used, Ordering::Release);
+        if let Some(log) = &mut self.log {
+            log.publish(self.used);
+        }
         fence(Ordering::SeqCst);
         let old = core::mem::replace(&mut self.signalled, self.used);
         if self.features.event_idx {

@@ -35,6 +35,7 @@ pub mod backend;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod device;
 mod driver;
+pub mod inflight;
 mod memory;
 
 #[cfg(loom)]

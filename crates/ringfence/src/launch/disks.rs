@@ -13,8 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail, ensure};
-use ringfence_block::storage::file::OpenFile;
+use anyhow::{bail, ensure};
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::prerequisite::NBD;
@@ -22,10 +21,8 @@ use rustix::net::SocketAddrUnix;
 
 use super::devices::Device;
 use super::report::Reporter;
-use crate::disk::{DiskSpec, Source, device_variable, uri_of, uri_variable, variable};
-use ringfence_driver::switchboard::{
-    DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver,
-};
+use crate::disk::{DiskSpec, device_variable, dial, uri_of, uri_variable, variable};
+use ringfence_driver::switchboard::{DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, ToDriver};
 use ringfence_guest::disk_socket_name;
 use ringfence_hostnet::text::printable;
 
@@ -75,7 +72,9 @@ impl GuestDisks {
             connectors: BTreeMap::new(),
         };
         for (spec, handle) in specs.iter().zip(0u16..) {
-            let (medium, file) = disks.open_source(handle, &spec.source, reporter)?;
+            let opened = spec.source.open(&|text| reporter.problem(text))?;
+            disks.connectors.extend(opened.connector.map(|connector| (handle, connector)));
+            let (medium, file) = (opened.medium, opened.file);
             disks.list.push(Prepared {
                 request: Some(DiskRequest { handle, mode: spec.mode.name().to_owned(), medium }),
                 file,
@@ -84,30 +83,6 @@ impl GuestDisks {
             });
         }
         Ok(disks)
-    }
-
-    /// Opens a file, or connects to a server.
-    fn open_source(
-        &mut self,
-        handle: u16,
-        source: &Source,
-        reporter: Reporter,
-    ) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
-        match source {
-            Source::File { path, options } => {
-                // The error's message has the reason already.
-                let report = |text: &str| reporter.problem(text);
-                let opened = OpenFile::open_reporting(path, options, &report);
-                let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
-                Ok((Medium::File { facts, options: options.clone() }, Some(file)))
-            }
-            Source::Nbd { address, options } => {
-                let (connector, facts, stream) = NbdConnector::open(address, options)
-                    .map_err(|error| anyhow!("--disk {address}: {error}"))?;
-                self.connectors.insert(handle, connector);
-                Ok((Medium::Nbd(facts), stream))
-            }
-        }
     }
 
     /// Returns the number of disks.
@@ -152,21 +127,8 @@ impl GuestDisks {
 
     /// Connects to the server of a disk again, on another thread because that may take long.
     pub(super) fn dial(&self, handle: u16, driver_channel: &Channel) {
-        let Some(connector) = self.connectors.get(&handle).cloned() else { return };
-        let Ok(answers) = driver_channel.try_clone() else { return };
-        let connect = move || {
-            let (stream, problem) = match connector.connect() {
-                Ok(stream) => (Some(stream), None),
-                Err(error) => (None, Some(error.to_string())),
-            };
-            let fds: Vec<_> = stream.iter().map(AsFd::as_fd).collect();
-            // Fails if the driver domain is gone, which then needs no connection.
-            let _ = answers.send(&ToDriver::Dialled { handle, problem }, &fds);
-        };
-        let thread = std::thread::Builder::new().name("dial".to_owned());
-        if let Err(error) = thread.spawn(connect) {
-            let problem = Some(error.to_string());
-            let _ = driver_channel.send(&ToDriver::Dialled { handle, problem }, &[]);
+        if let Some(connector) = self.connectors.get(&handle) {
+            dial(connector, driver_channel, move |problem| ToDriver::Dialled { handle, problem });
         }
     }
 

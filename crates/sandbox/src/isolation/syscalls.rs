@@ -1,4 +1,4 @@
-//! Seccomp list: the system calls that a frontend, an uplink, a driver domain or a daemon may make.
+//! Seccomp list: the system calls that a frontend, an uplink, a driver domain, a disk or a daemon may make.
 //!
 //! `cargo xtask syscalls` generates the list (`list.rs`) from `#syscall` lines. These stand beside
 //! the code that makes the calls, in all crates. Each line names the processes that need a call,
@@ -32,7 +32,7 @@
 // #syscall all set_robust_list,rseq: start of a thread
 // #syscall all prctl 0=PR_SET_NAME: start of a thread: its name, for who looks at it in `ps`
 // #syscall all prctl 0=0x41555856: PR_GET_AUXV: rustix asks where the vDSO is
-// #syscall driver,frontend,uplink !openat: how many processors there are: a control group may say; else all
+// #syscall driver,frontend,uplink,disk !openat: how many processors there are: a control group may say; else all
 // #syscall all sigaltstack: start and end of a thread: stack overflow is reported
 // #syscall all sched_getaffinity: start of a thread: the C library looks at its stack; how many threads pay
 // #syscall all futex: locks, joining threads
@@ -86,6 +86,8 @@ pub(super) const FRONTEND: u8 = 1 << 1;
 pub(super) const UPLINK: u8 = 1 << 2;
 /// `ringfence serve` and `ringfence attach`, which open devices at run time.
 pub(super) const DAEMON: u8 = 1 << 3;
+/// Disk of a virtual machine, whose hypervisor connects to a socket.
+pub(super) const DISK: u8 = 1 << 4;
 
 /// Process to which the list is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +104,7 @@ impl Confined {
             Confined::Domain(DomainKind::Driver) => DRIVER,
             Confined::Domain(DomainKind::Frontend) => FRONTEND,
             Confined::Domain(DomainKind::Uplink) => UPLINK,
+            Confined::Domain(DomainKind::Disk) => DISK,
             Confined::Domain(DomainKind::Guest) => 0,
             Confined::Daemon => DAEMON,
         }
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn no_call_is_both_unconditional_and_conditional() {
-        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON] {
+        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON, DISK] {
             let rows = || LIST.iter().filter(|row| row.who & bit != 0);
             for row in rows() {
                 let of_call = || rows().filter(|other| other.number == row.number);
@@ -263,10 +266,15 @@ mod tests {
     #[test]
     fn list_translates_for_every_process() {
         let domain = Confined::Domain;
-        let domains = [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink].map(domain);
+        let domains =
+            [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink, DomainKind::Disk];
+        let domains = domains.map(domain);
         for whom in domains.into_iter().chain([Confined::Daemon]) {
             let rules = rules(LIST, whom).unwrap();
-            let flushes = matches!(whom, Confined::Domain(DomainKind::Driver) | Confined::Daemon);
+            let flushes = matches!(
+                whom,
+                Confined::Domain(DomainKind::Driver | DomainKind::Disk) | Confined::Daemon
+            );
             assert_eq!(rules.contains_key(&libc::SYS_fdatasync), flushes);
             assert_eq!(rules.contains_key(&libc::SYS_openat), whom == Confined::Daemon);
             // Uplinks connect to hosts for a guest, daemons to the servers of disks.

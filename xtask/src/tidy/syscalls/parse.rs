@@ -4,8 +4,13 @@ use super::super::finding::Finding;
 use super::super::tree::Tree;
 
 /// Names of the processes that have a list, and their constants in the table.
-pub(super) const WHO: [(&str, &str); 4] =
-    [("driver", "DRIVER"), ("frontend", "FRONTEND"), ("uplink", "UPLINK"), ("daemon", "DAEMON")];
+pub(super) const WHO: [(&str, &str); 5] = [
+    ("driver", "DRIVER"),
+    ("frontend", "FRONTEND"),
+    ("uplink", "UPLINK"),
+    ("daemon", "DAEMON"),
+    ("disk", "DISK"),
+];
 
 /// One system call of one line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Thread engine: executes jobs with blocking system calls, where there is no io_uring.
 
-// #syscall driver,daemon eventfd2,read,write: threads say what is done
-// #syscall driver,daemon fdatasync: a guest flushes its disk
-// #syscall driver,daemon fallocate: a guest gives up ranges of its disk
+// #syscall driver,disk,daemon eventfd2,read,write: threads say what is done
+// #syscall driver,disk,daemon fdatasync: a guest flushes its disk
+// #syscall driver,disk,daemon fallocate: a guest gives up ranges of its disk
 
 use std::collections::VecDeque;
 use std::io;

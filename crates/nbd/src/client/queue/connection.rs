@@ -1,7 +1,7 @@
 //! Connection state of a queue: connect, loss, reconnect and timeouts.
 
-// #syscall driver,daemon epoll_ctl: waiting for a server and for time
-// #syscall driver,daemon timerfd_settime,read: how long a server may take
+// #syscall driver,disk,daemon epoll_ctl: waiting for a server and for time
+// #syscall driver,disk,daemon timerfd_settime,read: how long a server may take
 
 use std::io;
 use std::sync::Arc;

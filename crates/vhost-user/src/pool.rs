@@ -9,9 +9,10 @@
 use ringfence_memory::LentSlice;
 use ringfence_sys::descriptors::FileIdentity;
 use ringfence_wire::vhost_user::{MemoryRegion, POOL_MARK};
+use serde::{Deserialize, Serialize};
 
-/// Rule for the memory that a link accepts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Rule for the memory that a device accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolRule {
     /// Any memory, up to all of the machine's.
     #[default]
@@ -27,7 +28,7 @@ pub enum PoolRule {
 pub struct HandedOver {
     /// Bytes of the files.
     pub bytes: u64,
-    /// Set if they are a pool, by the link's rule or by their marks.
+    /// Set if they are a pool, by the device's rule or by their marks.
     pub is_pool: bool,
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use ringfence_memory::{LentSlice, Mapping, Protection};
 use ringfence_sys::descriptors::{Descriptors, identity};
 use ringfence_wire::vhost_user::MemoryRegion;
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, SealFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::fault::ClientFault;
@@ -25,9 +25,9 @@ struct Region {
     lent: LentSlice,
 }
 
-/// Memory that a hypervisor shares with the link. Empty until it does.
+/// Memory that a hypervisor shares with the device. Empty until it does.
 #[derive(Debug, Default)]
-pub(super) struct GuestMemory {
+pub struct GuestMemory {
     regions: Vec<Region>,
     handed_over: Option<HandedOver>,
 }
@@ -64,7 +64,7 @@ impl GuestMemory {
     }
 
     /// Returns the extent of the memory. `None` while there is none.
-    pub(super) fn handed_over(&self) -> Option<HandedOver> {
+    pub fn handed_over(&self) -> Option<HandedOver> {
         self.handed_over
     }
 
@@ -73,7 +73,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Returns [`ClientFault::Unmapped`] if they do not lie in one region.
-    pub(super) fn at(&self, address: u64, len: usize) -> Result<(&LentSlice, usize), ClientFault> {
+    pub fn at(&self, address: u64, len: usize) -> Result<(&LentSlice, usize), ClientFault> {
         let found = self.regions.iter().find_map(|region| {
             let offset = offset_in(address, region.guest, region.lent.len())?;
             (len <= region.lent.len() - offset).then_some((&region.lent, offset))
@@ -102,7 +102,7 @@ fn offset_in(address: u64, start: u64, len: usize) -> Option<usize> {
 }
 
 /// Returns the size of a file in bytes. The call asks no file server.
-// #syscall uplink statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
+// #syscall uplink,disk statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
 fn size_of(file: impl AsFd) -> Result<u64, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(rustix::fs::statx(file, c"", flags, StatxFlags::SIZE)?.stx_size)
@@ -123,6 +123,26 @@ fn map(region: &MemoryRegion, file: impl AsFd, size: u64) -> Result<Region, Clie
     let mapping = mapping.map_err(|source| ClientFault::Map { source })?;
     let lent = mapping.lent().slice(bounded(offset)?, bounded(len)?);
     Ok(Region { guest, user, lent: lent.map_err(|_| invalid())? })
+}
+
+/// Maps `len` bytes of a file of at most `limit` bytes, which must be sealed against shrinking.
+// #syscall disk fcntl 1=F_GET_SEALS: a file of a hypervisor that cannot shrink
+pub(super) fn map_file(
+    file: impl AsFd,
+    offset: u64,
+    len: u64,
+    limit: u64,
+) -> Result<LentSlice, ClientFault> {
+    let size = size_of(&file).map_err(|errno| ClientFault::Map { source: errno.into() })?;
+    if size > limit {
+        return Err(ClientFault::Region { address: offset, len: size });
+    }
+    let seals = rustix::fs::fcntl_get_seals(&file);
+    if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+        return Err(ClientFault::Unsealed);
+    }
+    let region = MemoryRegion { guest: 0, len, user: 0, offset };
+    map(&region, file, size).map(|region| region.lent)
 }
 
 /// Returns the only file of a message.

@@ -1,6 +1,7 @@
 //! Rule violations of a vhost-user client, each of which ends its connection.
 
 use ringfence_ring::split::backend::{DriverFault, TableFault};
+use ringfence_ring::split::inflight::LogFault;
 use ringfence_sys::descriptors::MessageError as ReceiveError;
 use ringfence_wire::vhost_user::MessageError;
 use ringfence_wire::virtio::feature;
@@ -43,9 +44,34 @@ pub enum ClientFault {
         /// Protocol features beyond the offered ones.
         features: u64,
     },
-    /// Vring beyond the two of a network device.
-    #[error("vhost-user: vring {index} of 2")]
-    Vring { index: u32 },
+    /// Vring that the device does not have.
+    #[error("vhost-user: vring {index} of {count}")]
+    Vring { index: u32, count: usize },
+    /// Request of a protocol feature that was not negotiated.
+    #[error("vhost-user: a request of a protocol feature that was not negotiated")]
+    Protocol,
+    /// In-flight log that the device cannot use.
+    #[error("vhost-user: an in-flight log of {len} bytes for {queues} queues of {queue_size}")]
+    Log {
+        queues: u16,
+        queue_size: u16,
+        /// Length of the log in bytes.
+        len: u64,
+    },
+    #[error("vhost-user: the file of an in-flight log must be sealed against shrinking")]
+    Unsealed,
+    /// In-flight log that does not belong to its vring.
+    #[error("vhost-user: {0}")]
+    ForeignLog(#[from] LogFault),
+    /// Client that asks for in-flight logs too fast.
+    #[error("vhost-user: no file for an in-flight log is left at present")]
+    NoLogFile,
+    /// Chain that the driver made available while it was in flight.
+    #[error("vhost-user: the driver made descriptor {head} available while it was in flight")]
+    Repeated { head: u16 },
+    /// Request of a disk without room for its status.
+    #[error("vhost-user: a request of {readable} bytes to be read and {writable} to be written")]
+    NoStatus { readable: u64, writable: u64 },
     /// Value that the vring cannot have.
     #[error("vhost-user: {value} for vring {index}")]
     Value { index: u32, value: u32 },

@@ -1,10 +1,10 @@
-//! Clients of a link: the virtual machines that connect to its socket, one at a time.
+//! Clients of a device: the virtual machines that connect to its socket, one at a time.
 //!
-//! Others are accepted and closed at once. A link with a listening socket waits for the next client; another one ends
+//! Others are accepted and closed at once. A device with a listening socket waits for the next client; another one ends
 //! with its client.
 
-// #syscall uplink accept4: clients of a socket
-// #syscall uplink epoll_ctl: waiting for clients
+// #syscall uplink,disk accept4: clients of a socket
+// #syscall uplink,disk epoll_create1,epoll_ctl: waiting for clients
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,27 +17,29 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 /// Number of misbehaving clients that are logged. A client can connect again at once.
-pub(super) const LOGGED_MAX: u32 = 8;
+pub const LOGGED_MAX: u32 = 8;
 
-pub(super) const CLIENT: epoll::EventData = epoll::EventData::new_u64(0);
-pub(super) const LISTENER: epoll::EventData = epoll::EventData::new_u64(1);
+/// Event data of the client's socket.
+pub const CLIENT: epoll::EventData = epoll::EventData::new_u64(0);
+/// Event data of the listening socket.
+pub const LISTENER: epoll::EventData = epoll::EventData::new_u64(1);
 
-/// Origin of the clients of a link.
+/// Origin of the clients of a device.
 #[derive(Debug)]
 pub enum Clients {
-    /// The one client is connected. The link ends with it.
+    /// The one client is connected. The device ends with it.
     Connected(OwnedFd),
     /// Clients connect to this non-blocking listening socket.
     Listener {
         socket: OwnedFd,
-        /// Set if the link ends with its first client.
+        /// Set if the device ends with its first client.
         one_off: bool,
     },
 }
 
 /// The client of now, and the place from which the next one comes.
 #[derive(Debug)]
-pub(super) struct ClientSlot {
+pub struct ClientSlot {
     client: Option<OwnedFd>,
     listener: Option<OwnedFd>,
     one_off: bool,
@@ -52,7 +54,7 @@ impl ClientSlot {
     /// # Errors
     ///
     /// Returns an error if descriptors are exhausted.
-    pub(super) fn new(clients: Clients) -> io::Result<ClientSlot> {
+    pub fn new(clients: Clients) -> io::Result<ClientSlot> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut slot = ClientSlot { client: None, listener: None, one_off: true, epoll, logged: 0 };
         match clients {
@@ -67,12 +69,12 @@ impl ClientSlot {
     }
 
     /// Returns the socket of the client, if one is connected.
-    pub(super) fn client(&self) -> Option<&OwnedFd> {
+    pub fn client(&self) -> Option<&OwnedFd> {
         self.client.as_ref()
     }
 
-    /// Returns the epoll of the slot, to which a link adds files of its own.
-    pub(super) fn epoll(&self) -> BorrowedFd<'_> {
+    /// Returns the epoll of the slot, to which a device adds files of its own.
+    pub fn epoll(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
@@ -81,19 +83,14 @@ impl ClientSlot {
     /// # Errors
     ///
     /// Returns a fault with the system's error.
-    pub(super) fn watch_for_room(
-        &self,
-        client: BorrowedFd<'_>,
-        awaits_room: bool,
-    ) -> Result<(), Fault> {
+    pub fn watch_for_room(&self, client: BorrowedFd<'_>, awaits_room: bool) -> Result<(), Fault> {
         let room = if awaits_room { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         epoll::modify(&self.epoll, client, CLIENT, epoll::EventFlags::IN | room)
             .map_err(|errno| Fault::system("cannot wait for room", errno))
     }
 
     /// Returns the number of clients whose end was logged.
-    #[cfg(test)]
-    pub(super) fn logged(&self) -> u32 {
+    pub fn logged(&self) -> u32 {
         self.logged
     }
 
@@ -110,7 +107,7 @@ impl ClientSlot {
     }
 
     /// Accepts the next client, or closes its connection if there is one already. Returns `true` if a client came.
-    pub(super) fn accept(&mut self, system: &Counters) -> Result<bool, Fault> {
+    pub fn accept(&mut self, system: &Counters) -> Result<bool, Fault> {
         let Some(listener) = &self.listener else { return Ok(false) };
         system.syscalls.add(1);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -127,8 +124,8 @@ impl ClientSlot {
         }
     }
 
-    /// Forgets the client. The link ends if no other client can come.
-    pub(super) fn disconnect(&mut self) -> Result<(), Fault> {
+    /// Forgets the client. The device ends if no other client can come.
+    pub fn disconnect(&mut self) -> Result<(), Fault> {
         if let Some(client) = self.client.take() {
             // Another process may hold the socket, so closing it does not suffice.
             let removed = epoll::delete(&self.epoll, &client);
@@ -139,8 +136,8 @@ impl ClientSlot {
         if self.listener.is_none() { Err(Fault::Gone) } else { Ok(()) }
     }
 
-    /// Ends the connection of a client that breaks the rules. A link without other clients ends with that error.
-    pub(super) fn refuse(
+    /// Ends the connection of a client that breaks the rules. A device without other clients ends with that error.
+    pub fn refuse(
         &mut self,
         error: impl std::error::Error + Send + Sync + 'static,
     ) -> Result<(), Fault> {

@@ -1,22 +1,27 @@
-//! State of the network device that a hypervisor sets up: features, memory, and two vrings.
+//! State of the device that a hypervisor sets up: features, memory, vrings, and the log of chains in flight.
 //!
 //! ```text
 //! SET_FEATURES, SET_MEM_TABLE                             the device
 //! SET_VRING_NUM, _BASE, _ADDR, _KICK, _CALL, _ENABLE      a vring: runs once all are there
 //! GET_VRING_BASE                                          stops a vring
+//! GET_INFLIGHT_FD, SET_INFLIGHT_FD                        the log, which the hypervisor keeps for the next backend
 //! ```
 //!
-//! A vring that runs has a [`BackendQueue`] in mapped memory.
+//! A vring that runs has a [`BackendQueue`] in mapped memory. The device of a disk has no chain in flight while it handles
+//! a request that changes memory or vrings ([`Request::is_question`]).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use ringfence_memory::LentSlice;
 use ringfence_ring::split::QueueFeatures;
 use ringfence_ring::split::backend::{BackendQueue, QueueTables};
+use ringfence_ring::split::inflight::InflightLog;
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
-    PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState, protocol_feature,
+    ConfigPart, InflightArea, PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState,
+    protocol_feature,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
@@ -25,51 +30,60 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
 use super::fault::ClientFault;
-use super::memory::{GuestMemory, only};
+use super::memory::{GuestMemory, map_file, only};
 use super::pool::PoolRule;
 
-/// Vring with buffers for frames to the guest.
-pub(super) const TO_GUEST: usize = 0;
-/// Vring with frames from the guest.
-pub(super) const FROM_GUEST: usize = 1;
-/// Number of vrings: one pair of queues.
-const VRINGS: usize = 2;
+/// Properties that a kind of device offers.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceOffer {
+    /// Features that a driver may use.
+    pub features: u64,
+    /// Protocol features beyond [`PROTOCOL`].
+    pub protocol: u64,
+    /// Number of vrings.
+    pub vrings: usize,
+    /// Number of queues, or of their pairs, as the hypervisor counts them.
+    pub queues: u16,
+}
 
-/// Features that a driver may use.
-pub(super) const FEATURES: u64 = feature::CSUM
-    | feature::GUEST_CSUM
-    | feature::GUEST_TSO4
-    | feature::GUEST_TSO6
-    | feature::GUEST_ECN
-    | feature::HOST_TSO4
-    | feature::HOST_TSO6
-    | feature::HOST_ECN
-    | feature::MRG_RXBUF
-    | feature::INDIRECT
-    | feature::EVENT_IDX
-    | feature::VERSION_1
-    | PROTOCOL_FEATURES;
-/// Features that a hypervisor is offered. With `ACCESS_PLATFORM` the driver uses the DMA operations of its platform, by
-/// which all that it lends lies in a pool. Without a vIOMMU the hypervisor keeps that bit to itself: descriptors have the
-/// guest's physical addresses.
-pub(super) const OFFERED: u64 = FEATURES | feature::ACCESS_PLATFORM;
-/// Protocol features that a hypervisor may use. QEMU asks for both where `ACCESS_PLATFORM` is on.
-const PROTOCOL: u64 = protocol_feature::REPLY_ACK | protocol_feature::BACKEND_REQ;
+impl DeviceOffer {
+    /// Returns the features that a hypervisor is offered. With `ACCESS_PLATFORM` the driver uses the DMA operations of its
+    /// platform, by which all that it lends lies in a pool. Without a vIOMMU the hypervisor keeps that bit to itself:
+    /// descriptors have the guest's physical addresses.
+    pub fn offered(&self) -> u64 {
+        self.features | feature::ACCESS_PLATFORM
+    }
+
+    fn protocol(&self) -> u64 {
+        self.protocol | PROTOCOL
+    }
+}
+
+/// Protocol features of every device. QEMU asks for both where `ACCESS_PLATFORM` is on.
+pub const PROTOCOL: u64 = protocol_feature::REPLY_ACK | protocol_feature::BACKEND_REQ;
+
+/// Maximum length of the file of an in-flight log in bytes.
+pub const LOG_FILE_MAX: u64 = 4 << 20;
 
 /// First number of the vrings' kicks among the events of the epoll.
 const KICKS: u64 = 8;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RequestAnswer {
+/// Answer to a request.
+#[derive(Debug)]
+pub enum RequestAnswer {
     /// Nothing, or an acknowledgement if the client asks for one.
     Done,
     Word(u64),
     State(VringState),
+    /// Part of the configuration space, and all of it.
+    Config(ConfigPart, Vec<u8>),
+    /// Place and file of an in-flight log.
+    Inflight(InflightArea, OwnedFd),
 }
 
 /// Vring as the hypervisor has set it up.
 #[derive(Debug, Default)]
-pub(super) struct Vring {
+pub struct Vring {
     size: u32,
     /// Next available index of a vring that does not run.
     base: u16,
@@ -78,41 +92,75 @@ pub(super) struct Vring {
     call: Option<OwnedFd>,
     is_enabled: bool,
     /// Present while the vring runs.
-    pub(super) queue: Option<BackendQueue>,
+    pub queue: Option<BackendQueue>,
 }
 
-/// Network device of one client.
+/// In-flight log as the hypervisor passed it.
 #[derive(Debug)]
-pub(super) struct Device {
+struct PassedLog {
+    memory: LentSlice,
+    queues: u16,
+    queue_size: u16,
+}
+
+/// Device of one client.
+#[derive(Debug)]
+pub struct Device {
+    offer: DeviceOffer,
     features: u64,
     protocol: u64,
     rule: PoolRule,
-    pub(super) memory: GuestMemory,
-    pub(super) vrings: [Vring; VRINGS],
+    /// Configuration space.
+    config: Vec<u8>,
+    memory: GuestMemory,
+    /// Vrings, as many as the offer has.
+    pub vrings: Vec<Vring>,
     /// Socket of the hypervisor for requests, of which there are none. A hypervisor complains when it is closed.
     /// Closing it can block, so [`Descriptors`] disposes of it.
     requests: Descriptors,
+    log: Option<PassedLog>,
+    /// Files for in-flight logs: memory without content.
+    log_files: Vec<OwnedFd>,
     /// Identity that all eventfds have.
     of_eventfds: FileIdentity,
     /// Interrupts drivers. The counter of a client's eventfd can be full at any time.
-    pub(super) signal: EventSignal,
+    signal: EventSignal,
 }
 
-// #syscall uplink getsockopt 1=SOL_SOCKET: the type of a socket for requests
-// #syscall uplink eventfd2: what the files of vrings are compared with
-// #syscall uplink epoll_ctl: waiting for kicks of a virtual machine
+// #syscall uplink,disk getsockopt 1=SOL_SOCKET: the type of a socket for requests
+// #syscall uplink,disk eventfd2: what the files of vrings are compared with
+// #syscall uplink,disk epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
     /// Creates a device that nobody has set up, and that accepts memory by this rule.
-    pub(super) fn new(rule: PoolRule) -> Result<Device, Errno> {
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error if descriptors are exhausted.
+    pub fn new(offer: DeviceOffer, config: Vec<u8>, rule: PoolRule) -> Result<Device, Errno> {
         let of_eventfds = identity(eventfd(0, EventfdFlags::CLOEXEC)?)?;
-        let (memory, vrings, requests) = Default::default();
+        let (memory, requests) = Default::default();
+        let vrings = (0..offer.vrings).map(|_| Vring::default()).collect();
         let signal = EventSignal::new()?;
         let (features, protocol) = (0, 0);
-        Ok(Device { features, protocol, rule, memory, vrings, requests, of_eventfds, signal })
+        let (log, log_files) = (None, Vec::new());
+        Ok(Device {
+            offer,
+            features,
+            protocol,
+            rule,
+            config,
+            memory,
+            vrings,
+            requests,
+            log,
+            log_files,
+            of_eventfds,
+            signal,
+        })
     }
 
     /// Forgets everything that a client has set up.
-    pub(super) fn reset(&mut self, epoll: BorrowedFd<'_>) {
+    pub fn reset(&mut self, epoll: BorrowedFd<'_>) {
         (self.features, self.protocol) = (0, 0);
         for vring in &mut self.vrings {
             vring.remove_kick(epoll);
@@ -120,20 +168,47 @@ impl Device {
         }
         self.memory = GuestMemory::default();
         self.requests = Descriptors::default();
+        self.log = None;
     }
 
-    pub(super) fn features(&self) -> u64 {
+    /// Adds a file for an in-flight log: a memfd of [`LOG_FILE_MAX`] bytes, all 0.
+    pub fn add_log_file(&mut self, file: OwnedFd) {
+        self.log_files.push(file);
+    }
+
+    /// Returns the number of files for in-flight logs.
+    pub fn log_files(&self) -> usize {
+        self.log_files.len()
+    }
+
+    /// Returns the memory that the hypervisor has handed over.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Returns the memory, the vrings, and the means to interrupt drivers.
+    pub fn parts(&mut self) -> (&GuestMemory, &mut [Vring], &EventSignal) {
+        (&self.memory, &mut self.vrings, &self.signal)
+    }
+
+    /// Returns the negotiated features.
+    pub fn features(&self) -> u64 {
         self.features
     }
 
     /// Returns `true` if all these features were negotiated.
-    pub(super) fn has(&self, features: u64) -> bool {
+    pub fn has(&self, features: u64) -> bool {
         self.features & features == features
     }
 
+    /// Returns `true` if this protocol feature was negotiated.
+    fn speaks(&self, feature: u64) -> bool {
+        self.protocol & feature != 0
+    }
+
     /// Returns `true` if requests without an answer are acknowledged on demand.
-    pub(super) fn acknowledges(&self) -> bool {
-        self.protocol & protocol_feature::REPLY_ACK != 0
+    pub fn acknowledges(&self) -> bool {
+        self.speaks(protocol_feature::REPLY_ACK)
     }
 
     /// Carries out a request. `files` came with it.
@@ -141,21 +216,32 @@ impl Device {
     /// # Errors
     ///
     /// Returns [`ClientFault`]; the client is to be disconnected.
-    pub(super) fn handle(
+    pub fn handle(
         &mut self,
         request: Request,
         files: Descriptors,
         epoll: BorrowedFd<'_>,
     ) -> Result<RequestAnswer, ClientFault> {
         match request {
-            Request::GetFeatures => return Ok(RequestAnswer::Word(OFFERED)),
-            Request::GetProtocolFeatures => return Ok(RequestAnswer::Word(PROTOCOL)),
-            Request::GetQueueCount => return Ok(RequestAnswer::Word(1)),
+            Request::GetFeatures => return Ok(RequestAnswer::Word(self.offer.offered())),
+            Request::GetProtocolFeatures => return Ok(RequestAnswer::Word(self.offer.protocol())),
+            Request::GetQueueCount => {
+                return Ok(RequestAnswer::Word(self.offer.queues.into()));
+            }
             Request::GetVringBase(state) => {
                 return self.stop(state, epoll).map(RequestAnswer::State);
             }
             Request::SetFeatures(features) => self.set_features(features)?,
-            Request::SetProtocolFeatures(features) => match features & !PROTOCOL {
+            Request::GetConfig(part) if self.speaks(protocol_feature::CONFIG) => {
+                return Ok(RequestAnswer::Config(part, self.config.clone()));
+            }
+            Request::GetInflight(area) if self.speaks(protocol_feature::INFLIGHT) => {
+                return self.new_log(area);
+            }
+            Request::SetInflight(area) if self.speaks(protocol_feature::INFLIGHT) => {
+                self.set_log(area, files)?;
+            }
+            Request::SetProtocolFeatures(features) => match features & !self.offer.protocol() {
                 0 => self.protocol = features,
                 features => return Err(ClientFault::ProtocolFeatures { features }),
             },
@@ -188,12 +274,16 @@ impl Device {
             Request::SetVringCall(file) => {
                 let call = self.event(file, files)?;
                 self.vring(file.index)?.call = call;
+                self.interrupt(file.index);
             }
             // Errors end the connection.
             Request::SetVringError(file) => drop(self.event(file, files)?),
             Request::SetVringEnable(VringState { index, value }) => {
                 self.vring(index)?.is_enabled = value != 0;
                 self.run_all()?;
+            }
+            Request::GetConfig(_) | Request::GetInflight(_) | Request::SetInflight(_) => {
+                return Err(ClientFault::Protocol);
             }
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
@@ -202,10 +292,11 @@ impl Device {
 
     /// Takes the features that the driver uses.
     fn set_features(&mut self, features: u64) -> Result<(), ClientFault> {
-        if features & !FEATURES == feature::ACCESS_PLATFORM {
+        let offered = self.offer.features;
+        if features & !offered == feature::ACCESS_PLATFORM {
             return Err(ClientFault::Translated);
         }
-        match features & !FEATURES {
+        match features & !offered {
             0 => self.features = features,
             features => return Err(ClientFault::Features { features }),
         }
@@ -224,8 +315,48 @@ impl Device {
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring, ClientFault> {
-        let place = usize_from(index);
-        self.vrings.get_mut(place).ok_or(ClientFault::Vring { index })
+        let count = self.vrings.len();
+        self.vrings.get_mut(usize_from(index)).ok_or(ClientFault::Vring { index, count })
+    }
+
+    /// Returns a file for a log of so many queues of that size, and its place.
+    fn new_log(&mut self, area: InflightArea) -> Result<RequestAnswer, ClientFault> {
+        let len = self.log_len(area)?;
+        let file = self.log_files.pop().ok_or(ClientFault::NoLogFile)?;
+        Ok(RequestAnswer::Inflight(InflightArea { len, offset: 0, ..area }, file))
+    }
+
+    /// Maps the log that the hypervisor has kept, or has just been given. Vrings that start use it.
+    fn set_log(&mut self, area: InflightArea, files: Descriptors) -> Result<(), ClientFault> {
+        let InflightArea { len, offset, queues, queue_size, .. } = area;
+        let needed = self.log_len(area)?;
+        if self.vrings.iter().any(|vring| vring.queue.is_some()) || len < needed {
+            return Err(ClientFault::Log { queues, queue_size, len });
+        }
+        let memory = map_file(&only(files)?, offset, needed, LOG_FILE_MAX)?;
+        self.log = Some(PassedLog { memory, queues, queue_size });
+        Ok(())
+    }
+
+    /// Returns the length of a log in bytes.
+    fn log_len(&self, area: InflightArea) -> Result<u64, ClientFault> {
+        let InflightArea { len, queues, queue_size, .. } = area;
+        let needed = u64::from(queues) * InflightLog::bytes(queue_size) as u64;
+        let is_possible = (1..=self.vrings.len()).contains(&usize::from(queues))
+            && queue_size > 0
+            && needed <= LOG_FILE_MAX;
+        is_possible.then_some(needed).ok_or(ClientFault::Log { queues, queue_size, len })
+    }
+
+    /// Interrupts the driver of a vring with a log: an earlier backend may have died before it did.
+    fn interrupt(&self, index: u32) {
+        let vring = self.vrings.get(usize_from(index));
+        let call =
+            vring.filter(|vring| vring.queue.is_some()).and_then(|vring| vring.call.as_ref());
+        if let (Some(call), Some(_)) = (call, &self.log) {
+            // A write would block if the client has filled the counter.
+            let _ = self.signal.signal(call);
+        }
     }
 
     /// Returns a vring that must not run.
@@ -290,7 +421,8 @@ impl Device {
             event_idx: self.has(feature::EVENT_IDX),
             in_order: false,
         };
-        for vring in &mut self.vrings {
+        let mut started = Vec::new();
+        for (index, vring) in (0_u32..).zip(&mut self.vrings) {
             let may_run = vring.kick.is_some() && (vring.is_enabled || !negotiates);
             let Some(address) = vring.address.filter(|_| may_run && vring.size > 0) else {
                 vring.pause();
@@ -298,11 +430,19 @@ impl Device {
             };
             if vring.queue.is_none() {
                 let tables = tables(&self.memory, address, vring.size, features.event_idx)?;
-                let mut queue = BackendQueue::new(tables, features, vring.base);
+                let mut queue = match &self.log {
+                    None => BackendQueue::new(tables, features, vring.base),
+                    Some(log) => {
+                        let log = log.of_vring(index, vring.size)?;
+                        BackendQueue::with_log(tables, features, vring.base, log)?
+                    }
+                };
                 queue.suppress();
                 vring.queue = Some(queue);
+                started.push(index);
             }
         }
+        started.into_iter().for_each(|index| self.interrupt(index));
         Ok(())
     }
 
@@ -315,6 +455,25 @@ impl Device {
             }
         }
         self.run_all()
+    }
+}
+
+impl PassedLog {
+    /// Returns the log of a vring with so many entries: its memory, and the entries for which it has room.
+    fn of_vring(&self, index: u32, size: u32) -> Result<(LentSlice, u16), ClientFault> {
+        let PassedLog { memory, queues, queue_size } = self;
+        let (queues, queue_size) = (*queues, *queue_size);
+        let len = memory.len() as u64;
+        // A driver can choose fewer entries than the hypervisor offers it.
+        if index >= u32::from(queues) || size > u32::from(queue_size) {
+            return Err(ClientFault::Log { queues, queue_size, len });
+        }
+        let bytes = InflightLog::bytes(queue_size);
+        let log = memory.slice(usize_from(index) * bytes, bytes);
+        match log {
+            Ok(log) => Ok((log, queue_size)),
+            Err(_) => Err(ClientFault::Log { queues, queue_size, len }),
+        }
     }
 }
 
@@ -335,7 +494,7 @@ impl Vring {
     }
 
     /// Publishes returned chains. Interrupts the driver if it wants that; returns `true` then.
-    pub(super) fn publish(&mut self, signal: &EventSignal) -> bool {
+    pub fn publish(&mut self, signal: &EventSignal) -> bool {
         let Some(queue) = &mut self.queue else { return false };
         if !queue.publish() {
             return false;
