@@ -415,7 +415,9 @@ fn command_with_another_root_directory_does_not_reach_the_old_one() {
         let (path, disk) = (outside.display(), site.image("root.img"));
         let script = format!(
             "ls /; test -S $RINGFENCE_DISK0 && echo disk; cd /; umount -l /; umount -l .; \
-             ls -d {path} /../{path} /proc/*/root{path}; test -c /dev/null && echo end"
+             ls -d {path} /../{path} /proc/*/root{path}; \
+             while read -r _ _ _ _ at _; do ls -d $at{path}; done < /proc/self/mountinfo; \
+             test -c /dev/null && echo end"
         );
         let options = format!("--as-root --root {} --disk {disk}", root.display());
         let guest = site.run(&options, &["/bin/sh", "-c", &script]);
