@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ringfence_access::Mode;
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
+use ringfence_block::storage::qcow2::QcowDisk;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_nbd::client::{Dialer, NbdDisk, NbdFacts};
 use ringfence_sandbox::channel::expect_fds;
@@ -48,6 +49,13 @@ pub(super) fn open(
             let (read_only, no_discard) = (facts.read_only, !options.discard);
             let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
             Ok(OpenedMedium { mode, disk, config, dialer: None })
+        }
+        Medium::Image { chain, options } => {
+            let disk = QcowDisk::handed(chain, fds.into_vec(), options).map_err(|e| text(&e))?;
+            let read_only = options.read_only;
+            let config =
+                VbdConfig { read_only, no_discard: !options.discard, ..VbdConfig::default() };
+            Ok(OpenedMedium { mode, disk: Arc::new(disk), config, dialer: None })
         }
         Medium::Nbd(facts) => {
             let (disk, dialer) = open_remote(facts, fds, wake)?;

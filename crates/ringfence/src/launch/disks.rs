@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
+use ringfence_block::storage::qcow2::OpenChain;
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::prerequisite::NBD;
@@ -39,8 +40,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 struct Prepared {
     /// Request to the driver domain, until it is sent.
     request: Option<DiskRequest>,
-    /// Open file, or connection to the server unless it is made later.
-    file: Option<OwnedFd>,
+    /// Open files, or the connection to the server unless it is made later.
+    files: Vec<OwnedFd>,
     /// Listening socket for the frontend, once init has made it.
     socket: Option<OwnedFd>,
     frontend: DiskFrontend,
@@ -75,10 +76,10 @@ impl GuestDisks {
             connectors: BTreeMap::new(),
         };
         for (spec, handle) in specs.iter().zip(0u16..) {
-            let (medium, file) = disks.open_source(handle, &spec.source, reporter)?;
+            let (medium, files) = disks.open_source(handle, &spec.source, reporter)?;
             disks.list.push(Prepared {
                 request: Some(DiskRequest { handle, mode: spec.mode.name().to_owned(), medium }),
-                file,
+                files,
                 socket: None,
                 frontend: DiskFrontend::of(spec.mode),
             });
@@ -86,26 +87,32 @@ impl GuestDisks {
         Ok(disks)
     }
 
-    /// Opens a file, or connects to a server.
+    /// Opens a file or the files of an image, or connects to a server.
     fn open_source(
         &mut self,
         handle: u16,
         source: &Source,
         reporter: Reporter,
-    ) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
+    ) -> anyhow::Result<(Medium, Vec<OwnedFd>)> {
+        // The error's message has the reason already.
+        let report = |text: &str| reporter.problem(text);
         match source {
             Source::File { path, options } => {
-                // The error's message has the reason already.
-                let report = |text: &str| reporter.problem(text);
                 let opened = OpenFile::open_reporting(path, options, &report);
                 let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
-                Ok((Medium::File { facts, options: options.clone() }, Some(file)))
+                Ok((Medium::File { facts, options: options.clone() }, vec![file]))
+            }
+            Source::Image { path, options } => {
+                let chain = OpenChain::open(path, options, &report);
+                let chain = chain.map_err(|error| anyhow!("{error}"))?;
+                let facts = chain.facts();
+                Ok((Medium::Image { chain: facts, options: options.file.clone() }, chain.files))
             }
             Source::Nbd { address, options } => {
                 let (connector, facts, stream) = NbdConnector::open(address, options)
                     .map_err(|error| anyhow!("--disk {address}: {error}"))?;
                 self.connectors.insert(handle, connector);
-                Ok((Medium::Nbd(facts), stream))
+                Ok((Medium::Nbd(facts), stream.into_iter().collect()))
             }
         }
     }
@@ -138,8 +145,8 @@ impl GuestDisks {
     pub(super) fn attach(&mut self, driver_channel: &Channel) -> anyhow::Result<()> {
         for disk in &mut self.list {
             let Some(request) = disk.request.take() else { continue };
-            let file = disk.file.take();
-            let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+            let files = std::mem::take(&mut disk.files);
+            let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             driver_channel.send(&ToDriver::Disk(Box::new(request)), &fds)?;
             match driver_channel.receive_within(ANSWER_TIMEOUT)?.0 {
                 FromDriver::DiskAdded => {}

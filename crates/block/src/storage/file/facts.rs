@@ -29,6 +29,9 @@ use super::options::FileOptions;
 /// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
+/// Advice on options that declare a disk an image.
+const QCOW2_HINT: &str = "serve it as an image (--disk FILE,format=qcow2; for a Xen guest target=qcow2:FILE), ";
+
 /// Advice on options for disks that are not written.
 const READ_ONLY_HINT: &str = "--disk FILE,ro; for a Xen guest mode `r`";
 
@@ -114,9 +117,9 @@ pub enum OpenFileError {
     },
     /// File with the signature of an image format that is not raw.
     #[error(
-        "{} is {format}, and would be destroyed as the raw disk that is served: convert it \
+        "{} is {format}, and would be destroyed as the raw disk that is served: {}convert it \
          (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
-        path.display()
+        path.display(), if *format == Format::Qcow { QCOW2_HINT } else { "" }
     )]
     NotRaw { path: PathBuf, format: Format },
     /// Sector size that is invalid, or smaller than that of the device.
@@ -309,6 +312,45 @@ impl FileFacts {
             rotational: sysfs.number("queue/rotational") == Some(1),
             checksums: checksums(file, kind, &sysfs),
         }
+    }
+}
+
+/// Description of a file that was not opened as a disk.
+#[derive(Debug)]
+pub struct FileDescription {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Set if the file begins like a qcow2 image.
+    pub is_qcow: bool,
+    /// Reason for which the file is not served as a raw disk.
+    pub refusal: Option<OpenFileError>,
+}
+
+impl FileDescription {
+    /// Describes a file as a raw disk. The file is read and not locked.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`OpenFileError`] if the file cannot be read.
+    pub fn of(path: &Path, options: &FileOptions) -> Result<FileDescription, OpenFileError> {
+        let options = FileOptions { read_only: true, ..options.clone() };
+        let flags = OpenFile::flags(&options) | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
+        let kind = FileKind::of(&stat, path)?;
+        let length = length(&file, kind, path)?;
+        let examined = match kind {
+            FileKind::Regular if !options.raw => refuse_formats(&file, length, path),
+            _ => Ok(()),
+        };
+        let is_qcow =
+            matches!(examined, Err(OpenFileError::NotRaw { format: Format::Qcow, .. }));
+        let sized = || {
+            let sector_size = sector_size(&file, kind, &options, path)?;
+            bytes(&file, kind, sector_size, &options, path)
+        };
+        let refusal = examined.and_then(|()| sized().map(drop)).err();
+        Ok(FileDescription { bytes: length, is_qcow, refusal })
     }
 }
 

@@ -58,9 +58,15 @@ pub struct MemberFacts {
     pub data_file: Option<FileFacts>,
 }
 
-/// Properties of the members, from the image down.
+/// Properties of a chain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ChainFacts {
+    /// Size of the disk in bytes.
+    pub bytes: u64,
+    /// Binary logarithm of the cluster size of the image, and the version of its format.
+    pub cluster_bits: u32,
+    pub version: u32,
+    /// Properties of the members, from the image down.
     pub members: Vec<MemberFacts>,
 }
 
@@ -180,14 +186,18 @@ impl OpenChain {
         }
     }
 
-    /// Returns the properties of the members.
+    /// Returns the properties of the chain.
     pub fn facts(&self) -> ChainFacts {
-        ChainFacts { members: self.members.iter().map(|member| member.facts).collect() }
+        let members = self.members.iter().map(|member| member.facts).collect();
+        let header = self.members.first().and_then(|image| image.header.as_ref());
+        let of_image = header.map(|header| (header.bytes, header.cluster_bits, header.version));
+        let (bytes, cluster_bits, version) = of_image.unwrap_or_default();
+        ChainFacts { bytes, cluster_bits, version, members }
     }
 }
 
 /// Next member to open.
-struct Next {
+pub(super) struct Next {
     name: PathBuf,
     format: MemberFormat,
 }
@@ -390,7 +400,7 @@ fn header_error(path: &Path, error: HeaderError) -> ChainError {
 }
 
 /// Returns the backing file of an image.
-fn next_member(path: &Path, backing: &Backing) -> Result<Next, ChainError> {
+pub(super) fn next_member(path: &Path, backing: &Backing) -> Result<Next, ChainError> {
     let owned = || path.to_owned();
     let name = path_of(path, &backing.name)?;
     let format = match backing.format.as_deref() {

@@ -11,7 +11,7 @@ use core::ops::Range;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use imago::io_buffers::IoBuffer;
 use imago::qcow2::Qcow2;
@@ -22,14 +22,14 @@ use ringfence_sys::numbers::usize_from;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::chain::{ChainFacts, MemberFacts, MemberFormat, OpenChain};
-use super::file::{FileHandle, MemberFile};
+use super::chain::{ChainFacts, DEPTH_MAX, MemberFormat, OpenChain};
+use super::file::{FileHandle, MemberFile, Stopped};
 use super::header::Header;
 use super::order::{Durability, WriteOrder};
 use super::pieces::Pieces;
 use super::queue::ImageQueue;
 use crate::storage::extents::{ExtentList, ExtentState, memory};
-use crate::storage::file::{Bounce, CacheMode, FileKind, FileOptions};
+use crate::storage::file::{Bounce, CacheMode, FileFacts, FileKind, FileOptions};
 use crate::storage::{Discard, Disk, DiskQueue, Geometry, Op, Request, check_request};
 
 /// Size in bytes of the private memory of one thread.
@@ -50,7 +50,9 @@ pub struct QcowDisk {
 
 /// Open chain, shared by the threads that serve requests.
 pub(super) struct Image {
-    access: RwLock<Access>,
+    /// Chain until the library opens it, and the library's access, or `None` if it failed to open.
+    chain: Mutex<Option<Closed>>,
+    access: OnceLock<Option<RwLock<Access>>>,
     /// File of the image's clusters.
     data: FileHandle,
     geometry: Geometry,
@@ -59,8 +61,8 @@ pub(super) struct Image {
     cache: CacheMode,
     discard: bool,
     bounce_always: bool,
-    /// Set once the library failed an assertion.
-    broken: OnceLock<()>,
+    /// Set once the library failed an assertion. Its tables are not written any more.
+    broken: Stopped,
 }
 
 /// Private memory of a thread.
@@ -85,61 +87,75 @@ impl QcowDisk {
     ///
     /// # Errors
     ///
-    /// As [`QcowDisk::handed`].
+    /// As [`QcowDisk::handed`], and an error if the library refuses the image.
     pub fn new(chain: OpenChain, options: &FileOptions) -> io::Result<QcowDisk> {
-        let facts = chain.facts();
-        QcowDisk::handed(&facts, chain.files, options)
+        let disk = QcowDisk::handed(&chain.facts(), chain.files, options)?;
+        catch_unwind(AssertUnwindSafe(|| disk.image.opened().map(|_| ())))
+            .map_err(|_| io::Error::other("the library of qcow2 failed at this image"))??;
+        Ok(disk)
     }
 
-    /// Creates a disk on the files of a chain that another process opened.
+    /// Creates a disk on the files of a chain that another process opened. The first request reads the tables: their
+    /// storage may be slow.
     ///
     /// # Errors
     ///
-    /// Returns an error if the files are not those of the chain, or if the library refuses the image.
+    /// Returns an error if the files are not those of the chain.
     pub fn handed(
-        facts: &ChainFacts,
-        files: Vec<OwnedFd>,
-        options: &FileOptions,
-    ) -> io::Result<QcowDisk> {
-        let damaged = |_| io::Error::other("the library of qcow2 failed at this image");
-        catch_unwind(AssertUnwindSafe(|| QcowDisk::build(facts, files, options)))
-            .map_err(damaged)?
-    }
-
-    fn build(
         facts: &ChainFacts,
         files: Vec<OwnedFd>,
         options: &FileOptions,
     ) -> io::Result<QcowDisk> {
         let mut files = files.into_iter();
         let missing = || io::Error::other("the files are not those of the chain");
-        let mut opened = vec![];
+        let stopped = Stopped::default();
+        let mut members = vec![];
         for member in &facts.members {
             let mut take = |facts| {
-                files.next().map(|file| MemberFile::new(file, facts)).ok_or_else(missing)
+                let file = files.next().ok_or_else(missing)?;
+                Ok::<_, io::Error>(MemberFile::new(file, facts, &stopped))
             };
-            let own = take(member.file)?;
-            opened.push((member, own, member.data_file.map(take).transpose()?));
+            let file = take(member.file)?;
+            let data_file = member.data_file.map(take).transpose()?;
+            members.push(OpenMember { file, data_file, format: member.format });
         }
-        let Some((top, own, data_file)) = opened.first().filter(|_| files.len() == 0) else {
-            return Err(missing());
-        };
-        let header = header_of(own)?;
-        let top = **top;
-        let data = data_file.as_ref().unwrap_or(own).handle();
+        let is_valid = files.len() == 0 && facts.members.len() <= DEPTH_MAX;
+        let image = members.first().filter(|_| is_valid).ok_or_else(missing)?;
+        let data = image.data_file.as_ref().unwrap_or(&image.file);
+        let (data, file) = (data.handle(), *image.file.facts());
         let durability = match options.cache {
             CacheMode::Unsafe => Durability::Killed,
             _ => Durability::PowerLoss,
         };
-        let writes = (!top.file.read_only).then_some(durability);
-        let mut members = opened.into_iter();
-        let image = members.next().ok_or_else(missing)?;
+        let writes = (!file.read_only).then_some(durability);
+        let chain = Mutex::new(Some(Closed { members, writes }));
+        Ok(QcowDisk { image: Arc::new(Image::new(chain, data, facts, &file, options, stopped)) })
+    }
+}
+
+/// Member of a chain whose library is not opened yet.
+struct OpenMember {
+    file: MemberFile,
+    data_file: Option<MemberFile>,
+    format: MemberFormat,
+}
+
+/// Chain whose library is not opened yet.
+struct Closed {
+    /// Members from the image down.
+    members: Vec<OpenMember>,
+    /// Durability of the metadata of the image, if it is written.
+    writes: Option<Durability>,
+}
+
+impl Closed {
+    fn open(self) -> io::Result<Access> {
         let mut below = None;
-        for (member, own, data_file) in members.rev() {
-            below = Some(open_member(own, member.format, data_file, below.take(), None)?);
+        for (level, member) in self.members.into_iter().enumerate().rev() {
+            let writes = self.writes.filter(|_| level == 0);
+            below = Some(open_member(member, below.take(), writes)?);
         }
-        let access = open_member(image.1, top.format, image.2, below, writes)?;
-        Ok(QcowDisk { image: Arc::new(Image::new(access, data, &header, &top, options)) })
+        below.ok_or_else(|| io::Error::other("a chain has an image"))
     }
 }
 
@@ -157,25 +173,21 @@ fn header_of(file: &MemberFile) -> io::Result<Header> {
 
 /// Opens a member by the library. `writes` is the durability of its metadata, if it is written.
 fn open_member(
-    own: MemberFile,
-    format: MemberFormat,
-    data_file: Option<MemberFile>,
+    member: OpenMember,
     below: Option<Access>,
     writes: Option<Durability>,
 ) -> io::Result<Access> {
+    let OpenMember { mut file, data_file, format } = member;
     if format == MemberFormat::Raw {
-        return Ok(FormatAccess::new(Raw::open_image(Storage::new(own), false)?));
+        return Ok(FormatAccess::new(Raw::open_image(Storage::new(file), false)?));
     }
-    let own = match writes {
-        Some(durability) => {
-            let order = WriteOrder::new(&header_of(&own)?, durability);
-            own.with_order(order)?
-        }
-        None => own,
-    };
-    let mut image = Qcow2::<Storage>::open_image(Storage::new(own), writes.is_some())?;
+    if let Some(durability) = writes {
+        let order = WriteOrder::new(&header_of(&file)?, durability);
+        file = file.with_order(order)?;
+    }
+    let mut image = Qcow2::<Storage>::open_image(Storage::new(file), writes.is_some())?;
     if image.requires_external_data_file() != data_file.is_some() {
-        return Err(io::Error::other("the image has another external data file than its header names"));
+        return Err(io::Error::other("the image has another data file than its header names"));
     }
     image.set_data_file(data_file.map(Storage::new));
     image.set_backing(below);
@@ -184,43 +196,57 @@ fn open_member(
 
 impl Image {
     fn new(
-        access: Access,
+        chain: Mutex<Option<Closed>>,
         data: FileHandle,
-        header: &Header,
-        top: &MemberFacts,
+        facts: &ChainFacts,
+        file: &FileFacts,
         options: &FileOptions,
+        broken: Stopped,
     ) -> Image {
-        let facts = &top.file;
-        let discard = options.discard && header.version >= 3 && !facts.read_only;
-        let granularity = u32::try_from(header.cluster()).unwrap_or(u32::MAX);
+        let discard = options.discard && facts.version >= 3 && !file.read_only;
+        let cluster = 1u64 << facts.cluster_bits.min(21);
+        let granularity = u32::try_from(cluster).unwrap_or(u32::MAX);
         let geometry = Geometry {
-            bytes: header.bytes,
-            sector_size: facts.sector_size,
-            physical_sector_size: facts.physical_sector_size,
-            read_only: facts.read_only,
+            bytes: facts.bytes,
+            sector_size: file.sector_size,
+            physical_sector_size: file.physical_sector_size,
+            read_only: file.read_only,
             flush: true,
             discard: discard.then_some(Discard { granularity, alignment: 0, secure: false }),
-            write_zeroes: !facts.read_only,
+            write_zeroes: !file.read_only,
             extents: true,
-            rotational: facts.rotational,
+            rotational: file.rotational,
         };
         let bounce_always = match options.bounce {
             Bounce::Always => true,
             Bounce::Never => false,
-            Bounce::Auto => facts.checksums && facts.direct.is_some(),
+            Bounce::Auto => file.checksums && file.direct.is_some(),
         };
-        let cluster = header.cluster();
-        let (cache, version, broken) = (options.cache, header.version, OnceLock::new());
-        let access = RwLock::new(access);
-        Image { access, data, geometry, version, cluster, cache, discard, bounce_always, broken }
+        let access = OnceLock::new();
+        let (cache, version) = (options.cache, facts.version);
+        Image { chain, access, data, geometry, version, cluster, cache, discard, bounce_always, broken }
     }
 
-    fn shared(&self) -> RwLockReadGuard<'_, Access> {
-        self.access.read().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the library's access, and opens it the first time.
+    fn opened(&self) -> io::Result<&RwLock<Access>> {
+        let mut refused = None;
+        let access = self.access.get_or_init(|| {
+            let chain = self.chain.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+            chain.open().map(RwLock::new).map_err(|error| refused = Some(error)).ok()
+        });
+        if let Some(error) = refused {
+            tracing::error!("the image cannot be served: {error}");
+            return Err(error);
+        }
+        access.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
     }
 
-    fn exclusive(&self) -> RwLockWriteGuard<'_, Access> {
-        self.access.write().unwrap_or_else(PoisonError::into_inner)
+    fn shared(&self) -> io::Result<RwLockReadGuard<'_, Access>> {
+        Ok(self.opened()?.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn exclusive(&self) -> io::Result<RwLockWriteGuard<'_, Access>> {
+        Ok(self.opened()?.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Checks a request against the geometry.
@@ -275,12 +301,12 @@ impl Image {
         if self.geometry.read_only {
             return Ok(());
         }
-        self.exclusive().flush()?;
-        self.shared().sync()
+        self.exclusive()?.flush()?;
+        self.shared()?.sync()
     }
 
     fn read(&self, range: Range<u64>, pieces: Pieces<'_>, buffer: &mut Buffer) -> io::Result<()> {
-        let access = self.shared();
+        let access = self.shared()?;
         let mut at = range.start;
         while at < range.end {
             let from = at - range.start;
@@ -339,7 +365,7 @@ impl Image {
 
     fn write(&self, range: Range<u64>, pieces: Pieces<'_>, buffer: &mut Buffer) -> io::Result<()> {
         let mut at = range.start;
-        let access = self.shared();
+        let access = self.shared()?;
         while at < range.end {
             let Some(len) =
                 self.overwrite(access.get_mapping(at, range.end - at)?, at - range.start, pieces, buffer)?
@@ -352,7 +378,7 @@ impl Image {
         if at == range.end {
             return Ok(());
         }
-        let access = self.exclusive();
+        let access = self.exclusive()?;
         while at < range.end {
             let from = at - range.start;
             let place = access.get_mapping(at, range.end - at)?;
@@ -402,14 +428,14 @@ impl Image {
         let len = range.end - range.start;
         match (self.version, allocate) {
             (..3, _) => self.write_zeros(range, buffer),
-            (_, true) => self.exclusive().write_zeroes(range.start, len),
+            (_, true) => self.exclusive()?.write_zeroes(range.start, len),
             (_, false) => self.free(range),
         }
     }
 
     /// Writes zeros as data, where a range does not read as zeros already: version 2 has no clusters of zeros.
     fn write_zeros(&self, range: Range<u64>, buffer: &mut Buffer) -> io::Result<()> {
-        let access = self.exclusive();
+        let access = self.exclusive()?;
         let mut at = range.start;
         while at < range.end {
             let (mapping, len) = access.get_mapping(at, range.end - at)?;
@@ -427,7 +453,7 @@ impl Image {
 
     /// Frees the clusters of a range, which reads as zeros then, and the storage of the file below them.
     fn free(&self, range: Range<u64>) -> io::Result<()> {
-        let mut access = self.exclusive();
+        let mut access = self.exclusive()?;
         let whole = range.start.next_multiple_of(self.cluster)
             ..match range.end == self.geometry.bytes {
                 true => range.end,
@@ -458,7 +484,7 @@ impl Image {
     /// Lists the extents of a range: data of the image and of its backing files, and zeros.
     fn extents(&self, range: Range<u64>, request: &Request) -> io::Result<()> {
         let mut list = ExtentList::new(range.end - range.start, self.geometry.sector_size);
-        let access = self.shared();
+        let access = self.shared()?;
         while !list.is_full() {
             let at = range.start + list.given();
             let (mapping, len) = access.get_mapping(at, range.end - at)?;

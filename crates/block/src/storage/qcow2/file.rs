@@ -8,7 +8,7 @@
 use core::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use imago::io_buffers::IoBuffer;
 use ringfence_sys::images::{Alignment, ImageFile};
@@ -25,12 +25,17 @@ const BUFFERS_MAX: usize = 1024;
 /// Number of zero bytes written at once if the file system cannot zero a range.
 const ZEROS: usize = 64 << 10;
 
+/// Mark of a chain, set once nothing may be written to it any more.
+pub(super) type Stopped = Arc<OnceLock<()>>;
+
 /// File of one member of a chain.
 pub(super) struct MemberFile {
     file: Arc<OwnedFd>,
     facts: FileFacts,
     /// Order of metadata writes, for an image that is written.
     order: Option<WriteOrder>,
+    /// Set once nothing may be written any more.
+    stopped: Stopped,
 }
 
 impl fmt::Debug for MemberFile {
@@ -47,8 +52,9 @@ impl AsFd for MemberFile {
 
 impl MemberFile {
     /// Creates a file whose writes have no order.
-    pub(super) fn new(file: OwnedFd, facts: FileFacts) -> MemberFile {
-        MemberFile { file: Arc::new(file), facts, order: None }
+    pub(super) fn new(file: OwnedFd, facts: FileFacts, stopped: &Stopped) -> MemberFile {
+        let (file, stopped) = (Arc::new(file), Arc::clone(stopped));
+        MemberFile { file, facts, order: None, stopped }
     }
 
     /// Gives the writes of an image an order.
@@ -97,6 +103,9 @@ impl MemberFile {
 
     /// Writes without regard to the order.
     pub(super) fn write_all(&self, mut buffers: &mut [IoSlice<'_>], offset: u64) -> io::Result<()> {
+        if self.stopped.get().is_some() {
+            return Err(Errno::IO.into());
+        }
         let mut at = offset;
         while !buffers.is_empty() {
             let count = buffers.len().min(BUFFERS_MAX);
@@ -215,10 +224,67 @@ impl ImageFile for MemberFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let writes = self.order.as_ref().map(WriteOrder::before_sync);
         rustix::fs::fdatasync(&self.file)?;
-        if let Some(order) = &self.order {
-            order.note_sync();
+        if let (Some(order), Some(writes)) = (&self.order, writes) {
+            order.after_sync(writes);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::storage::file::{CacheMode, FileOptions, OpenFile};
+
+    /// Creates a file of zeros, and the member of a chain that it is.
+    pub(in super::super) fn member(bytes: u64) -> (tempfile::TempDir, File, MemberFile) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(bytes).unwrap();
+        let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
+        let own = file.try_clone().unwrap().into();
+        let OpenFile { file: own, facts } = OpenFile::of_image(own, &path, &options, None).unwrap();
+        (directory, file, MemberFile::new(own, facts, &Stopped::default()))
+    }
+
+    #[test]
+    fn bytes_behind_the_end_are_zero() {
+        let (_directory, file, member) = member(1000);
+        file.write_all_at(&[7; 1000], 0).unwrap();
+        let (mut first, mut second) = ([1; 600], [1; 600]);
+        let mut buffers = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+        member.read_at(&mut buffers, 0).unwrap();
+        assert_eq!(first, [7; 600]);
+        assert_eq!(second, [[7; 400].as_slice(), &[0; 200]].concat()[..]);
+        let mut beyond = [1; 10];
+        member.read_unaligned(&mut beyond, 1 << 40).unwrap();
+        assert_eq!(beyond, [0; 10]);
+    }
+
+    #[test]
+    fn zeros_grow_the_file() {
+        let (_directory, file, member) = member(1000);
+        file.write_all_at(&[7; 1000], 0).unwrap();
+        member.write_zeroes(500, 100_000).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 100_500);
+        let mut bytes = [1; 600];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [[7; 500].as_slice(), &[0; 100]].concat()[..]);
+    }
+
+    #[test]
+    fn stopped_chain_is_not_written() {
+        let (_directory, file, member) = member(1000);
+        member.stopped.set(()).unwrap();
+        assert!(member.write_at(&mut [IoSlice::new(&[7; 10])], 0).is_err());
+        let mut bytes = [1; 10];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [0; 10]);
     }
 }

@@ -19,6 +19,9 @@
 mod chain;
 mod disk;
 mod file;
+#[doc(hidden)]
+#[cfg(any(test, feature = "test-utils"))]
+pub mod fuzzing;
 mod header;
 mod order;
 mod pieces;

@@ -71,6 +71,8 @@ struct State {
     mappings: HashSet<u64>,
     /// Kind of the writes since the last sync.
     unsynced: Option<Kind>,
+    /// Number of metadata writes.
+    writes: u64,
 }
 
 impl WriteOrder {
@@ -98,9 +100,17 @@ impl WriteOrder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what was written before a sync.
-    pub(super) fn note_sync(&self) {
-        self.lock().unsynced = None;
+    /// Returns the number of metadata writes before a sync.
+    pub(super) fn before_sync(&self) -> u64 {
+        self.lock().writes
+    }
+
+    /// Forgets the kind of the writes that a sync made durable, unless there were more since it began.
+    pub(super) fn after_sync(&self, writes: u64) {
+        let mut state = self.lock();
+        if state.writes == writes {
+            state.unsynced = None;
+        }
     }
 
     /// Writes to the file, after everything that must come first.
@@ -141,6 +151,7 @@ impl WriteOrder {
         }
         file.write_all(buffers, offset)?;
         state.unsynced = Some(kind);
+        state.writes += 1;
         for (of, target) in found {
             let set = if of == Kind::Mappings { &mut state.mappings } else { &mut state.blocks };
             set.insert(target);
@@ -248,4 +259,102 @@ fn intersection(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
 
 fn u64_of(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use ringfence_sys::images::ImageFile;
+
+    use super::super::file::tests::member;
+    use super::*;
+
+    const CLUSTER: u64 = 4096;
+
+    /// Image of clusters of 4096 bytes: refcount table in cluster 1, block in 2, L1 table in 3. Refcounts have
+    /// 2^`refcount_order` bits and are 0.
+    fn image(refcount_order: u32) -> (tempfile::TempDir, std::fs::File, MemberFile) {
+        let (directory, file, member) = member(16 * 4096);
+        file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER).unwrap();
+        file.write_all_at(&CLUSTER.to_be_bytes(), TABLE_FIELDS.start).unwrap();
+        file.write_all_at(&1u32.to_be_bytes(), TABLE_FIELDS.start + 8).unwrap();
+        let header = Header {
+            version: 3,
+            cluster_bits: 12,
+            bytes: 1 << 20,
+            l1: (3 * CLUSTER, 1),
+            refcount_table: (CLUSTER, CLUSTER),
+            refcount_order,
+            lazy_refcounts: false,
+            backing: None,
+            data_file: None,
+        };
+        let order = WriteOrder::new(&header, Durability::PowerLoss);
+        (directory, file, member.with_order(order).unwrap())
+    }
+
+    fn write(member: &MemberFile, bytes: &[u8], offset: u64) {
+        member.write_at(&mut [IoSlice::new(bytes)], offset).unwrap();
+    }
+
+    fn block(file: &std::fs::File) -> Vec<u8> {
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, 2 * CLUSTER).unwrap();
+        block
+    }
+
+    #[test]
+    fn refcount_is_in_the_file_before_its_reference() {
+        // Bits of a refcount, and the bytes of cluster 5's.
+        for (order, place, wanted) in [
+            (0, 0, &[1 << 5][..]),
+            (1, 1, &[1 << 2]),
+            (3, 5, &[1]),
+            (4, 10, &[0, 1]),
+            (6, 40, &[0, 0, 0, 0, 0, 0, 0, 1]),
+        ] {
+            let (_directory, file, member) = image(order);
+            write(&member, &((5 * CLUSTER) | (1 << 63)).to_be_bytes(), 3 * CLUSTER);
+            let found = block(&file);
+            assert_eq!(&found[place..place + wanted.len()], wanted, "order {order}");
+            let others = found.iter().filter(|byte| **byte != 0).count();
+            assert_eq!(others, 1, "order {order}: no other refcount changes");
+        }
+    }
+
+    #[test]
+    fn refcount_that_is_set_is_kept() {
+        let (_directory, file, member) = image(4);
+        file.write_all_at(&7u16.to_be_bytes(), 2 * CLUSTER + 10).unwrap();
+        write(&member, &(5 * CLUSTER).to_be_bytes(), 3 * CLUSTER);
+        assert_eq!(block(&file)[10..12], [0, 7]);
+    }
+
+    #[test]
+    fn refcount_of_new_block_is_in_the_block_itself_or_in_an_older_one() {
+        let (_directory, file, member) = image(4);
+        // A block in cluster 5, which the block in cluster 2 covers.
+        write(&member, &(5 * CLUSTER).to_be_bytes(), CLUSTER + 8);
+        assert_eq!(block(&file)[10..12], [0, 1]);
+        // A block that covers itself.
+        let own = 2 * 2048 * CLUSTER;
+        write(&member, &own.to_be_bytes(), CLUSTER + 16);
+        let mut refcount = [0; 2];
+        file.read_exact_at(&mut refcount, own).unwrap();
+        assert_eq!(refcount, [0, 1]);
+    }
+
+    #[test]
+    fn moved_refcount_table_is_followed() {
+        let (_directory, file, member) = image(4);
+        write(&member, &(6 * CLUSTER).to_be_bytes(), 8 * CLUSTER);
+        let fields = [&(8 * CLUSTER).to_be_bytes()[..], &1u32.to_be_bytes()].concat();
+        write(&member, &fields, TABLE_FIELDS.start);
+        write(&member, &(5 * CLUSTER).to_be_bytes(), 3 * CLUSTER);
+        assert_eq!(block(&file)[10..12], [0, 0], "the old block");
+        let mut refcount = [0; 2];
+        file.read_exact_at(&mut refcount, 6 * CLUSTER + 10).unwrap();
+        assert_eq!(refcount, [0, 1]);
+    }
 }
