@@ -3,9 +3,9 @@
 use std::os::unix::fs::symlink;
 
 use ringfence_block::storage::Disk;
+use ringfence_block::storage::Op;
 use ringfence_block::storage::qcow2::{ChainError, DEPTH_MAX, HeaderError, OpenChain, QcowDisk};
 use ringfence_block::storage::testing::{Driver, Random};
-use ringfence_block::storage::Op;
 
 use crate::{Place, options, require_qemu};
 
@@ -65,7 +65,9 @@ fn backing_file_outside_folder_or_without_format_is_refused() {
         place.succeed("qemu-img", &args);
     };
     let secret = place.path("secret").display().to_string();
-    for (number, backing) in ["../secret", "link", "sub/../../secret", &secret].into_iter().enumerate() {
+    for (number, backing) in
+        ["../secret", "link", "sub/../../secret", &secret].into_iter().enumerate()
+    {
         let name = format!("in/image{number}");
         create(&name, backing);
         let error = place.refusal(&name);
@@ -143,7 +145,10 @@ fn header_with_wrong_tables_is_refused() {
         patch(&place, "image", at, bytes);
         let error = place.refusal("image");
         let field = |error: &HeaderError| matches!(error, HeaderError::Field { .. });
-        assert!(matches!(&error, ChainError::Header { error, .. } if field(error)), "{what}: {error}");
+        assert!(
+            matches!(&error, ChainError::Header { error, .. } if field(error)),
+            "{what}: {error}"
+        );
     }
 }
 

@@ -30,8 +30,10 @@ fn server_of_image() {
         &options(),
         &|_| {},
     );
-    let disk = ringfence_block::storage::qcow2::QcowDisk::new(chain.unwrap(), &options().file).unwrap();
-    let journal = File::options().append(true).create(true).open(directory.join("journal")).unwrap();
+    let disk =
+        ringfence_block::storage::qcow2::QcowDisk::new(chain.unwrap(), &options().file).unwrap();
+    let journal =
+        File::options().append(true).create(true).open(directory.join("journal")).unwrap();
     let mut checker = Checker::new().with_journal(journal);
     let mut driver = Driver::new(disk.queue(16).unwrap());
     println!("\nserving");
@@ -94,6 +96,9 @@ fn kill_once(seed: u64) {
     let content = image(&place.open("image"));
     let (written, kept) = content.split_at(usize::try_from(SPAN).unwrap());
     checker.check_after_crash(0, written).unwrap_or_else(|found| panic!("seed {seed}: {found}"));
-    assert!(kept == &base[written.len()..], "seed {seed}: the base shows through where nothing was written");
+    assert!(
+        kept == &base[written.len()..],
+        "seed {seed}: the base shows through where nothing was written"
+    );
     place.check("image");
 }

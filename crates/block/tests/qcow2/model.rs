@@ -37,7 +37,8 @@ fn create(place: &Place, random: &mut Random) -> (u64, u32) {
         below => {
             let compressed = ["-c", "-W"][usize::from(below == 3)];
             let options = format!("cluster_size={}", [4096, 65536][random.index(2)]);
-            let args = ["convert", compressed, "-f", "raw", "-O", "qcow2", "-o", &options, "raw", "base"];
+            let args =
+                ["convert", compressed, "-f", "raw", "-O", "qcow2", "-o", &options, "raw", "base"];
             place.succeed("qemu-img", &args);
             "-b base -F qcow2"
         }
@@ -125,7 +126,8 @@ fn sequence(seed: u64) {
     let said = place.succeed("qemu-io", &args);
     assert!(!said.contains("failed"), "seed {seed}: {said}");
     place.check("ours");
-    let compared = place.run("qemu-img", &["compare", "-f", "qcow2", "-F", "qcow2", "ours", "theirs"]);
+    let compared =
+        place.run("qemu-img", &["compare", "-f", "qcow2", "-F", "qcow2", "ours", "theirs"]);
     let said = String::from_utf8_lossy(&compared.stdout).into_owned();
     assert!(compared.status.success(), "seed {seed}: {said}: {commands:?}");
 }

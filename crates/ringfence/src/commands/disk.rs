@@ -24,7 +24,9 @@ pub enum DiskCommand {
     /// The options behind the path are those of `run --disk`. A file that begins like a qcow2 image is described as one, and
     /// the line `option` has what `--disk` must be to serve it so. The file is read and not locked. The exit status is
     /// 1 if it would not be served.
-    #[command(after_help = "Example:\n  ringfence disk info vm.qcow2\n  ringfence disk info vm.qcow2,format=qcow2,backing=any --json")]
+    #[command(
+        after_help = "Example:\n  ringfence disk info vm.qcow2\n  ringfence disk info vm.qcow2,format=qcow2,backing=any --json"
+    )]
     Info {
         /// The file, with options of `run --disk`
         #[arg(value_name = "IMG[,format=qcow2][,backing=any]", allow_hyphen_values = true,
@@ -108,7 +110,9 @@ pub fn run(command: &DiskCommand) -> anyhow::Result<(String, u8)> {
     let description = match &disk.source {
         Source::File { path, options } => describe_file(path, options),
         Source::Image { path, options } => describe_image(path, options),
-        Source::Nbd { address, .. } => bail!("{address}: only files and block devices are described"),
+        Source::Nbd { address, .. } => {
+            bail!("{address}: only files and block devices are described")
+        }
     };
     let status = if description.served { 0 } else { STATUS_REFUSED };
     let text = match json {

@@ -30,7 +30,8 @@ use super::options::FileOptions;
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
 /// Advice on options that declare a disk an image.
-const QCOW2_HINT: &str = "serve it as an image (--disk FILE,format=qcow2; for a Xen guest target=qcow2:FILE), ";
+const QCOW2_HINT: &str =
+    "serve it as an image (--disk FILE,format=qcow2; for a Xen guest target=qcow2:FILE), ";
 
 /// Advice on options for disks that are not written.
 const READ_ONLY_HINT: &str = "--disk FILE,ro; for a Xen guest mode `r`";
@@ -343,8 +344,7 @@ impl FileDescription {
             FileKind::Regular if !options.raw => refuse_formats(&file, length, path),
             _ => Ok(()),
         };
-        let is_qcow =
-            matches!(examined, Err(OpenFileError::NotRaw { format: Format::Qcow, .. }));
+        let is_qcow = matches!(examined, Err(OpenFileError::NotRaw { format: Format::Qcow, .. }));
         let sized = || {
             let sector_size = sector_size(&file, kind, &options, path)?;
             bytes(&file, kind, sector_size, &options, path)
@@ -503,9 +503,7 @@ fn length(file: &OwnedFd, kind: FileKind, path: &Path) -> Result<u64, OpenFileEr
             let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
             Ok(stat.st_size.max(0).cast_unsigned())
         }
-        FileKind::BlockDevice => {
-            blkdev::size(file).map_err(system("asking for the size of", path))
-        }
+        FileKind::BlockDevice => blkdev::size(file).map_err(system("asking for the size of", path)),
     }
 }
 

@@ -31,7 +31,8 @@ pub const FILES_MAX: usize = 64;
 const MEMORY_MAX: u64 = 512 << 20;
 
 /// Advice to allow members outside the folder.
-const ANY_HINT: &str = "--disk FILE,format=qcow2,backing=any; for a Xen guest target=qcow2,backing=any:FILE";
+const ANY_HINT: &str =
+    "--disk FILE,format=qcow2,backing=any; for a Xen guest target=qcow2,backing=any:FILE";
 
 /// Options of an image that serves as a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -349,7 +350,8 @@ impl<'a> Opener<'a> {
             data_file: None,
         };
         self.files.push(file.file);
-        if let Some(data_file) = member.header.as_ref().and_then(|header| header.data_file.as_ref()) {
+        if let Some(data_file) = member.header.as_ref().and_then(|header| header.data_file.as_ref())
+        {
             let Some(name) = &data_file.name else { return Err(ChainError::NoDataFile { path }) };
             let name = path_of(&path, name)?;
             let (data, data_path) = self.open_member(&path, &name, read_only)?;

@@ -224,7 +224,18 @@ impl Image {
         };
         let access = OnceLock::new();
         let (cache, version) = (options.cache, facts.version);
-        Image { chain, access, data, geometry, version, cluster, cache, discard, bounce_always, broken }
+        Image {
+            chain,
+            access,
+            data,
+            geometry,
+            version,
+            cluster,
+            cache,
+            discard,
+            bounce_always,
+            broken,
+        }
     }
 
     /// Returns the library's access, and opens it the first time.
@@ -264,7 +275,9 @@ impl Image {
         let Ok(served) = served else {
             // The tables in memory may be inconsistent, so nothing more is read or written.
             let _ = self.broken.set(());
-            tracing::error!("the library of qcow2 failed at a request: the disk is not served any more");
+            tracing::error!(
+                "the library of qcow2 failed at a request: the disk is not served any more"
+            );
             return Err(libc::EIO);
         };
         served.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
@@ -367,8 +380,12 @@ impl Image {
         let mut at = range.start;
         let access = self.shared()?;
         while at < range.end {
-            let Some(len) =
-                self.overwrite(access.get_mapping(at, range.end - at)?, at - range.start, pieces, buffer)?
+            let Some(len) = self.overwrite(
+                access.get_mapping(at, range.end - at)?,
+                at - range.start,
+                pieces,
+                buffer,
+            )?
             else {
                 break;
             };
@@ -491,9 +508,7 @@ impl Image {
             let (state, len) = match mapping {
                 Mapping::Zero { .. } => (ExtentState::HOLE, len),
                 Mapping::Eof { .. } => (ExtentState::HOLE, range.end - at),
-                Mapping::Raw { storage, offset, .. } => {
-                    state_in_file(storage.file(), offset, len)
-                }
+                Mapping::Raw { storage, offset, .. } => state_in_file(storage.file(), offset, len),
                 _ => (ExtentState::DATA, len),
             };
             list.push(len.max(1), state);

@@ -51,25 +51,35 @@ pub enum HeaderError {
     Magic,
     #[error("ends within its header of {wanted} bytes")]
     Truncated { wanted: usize },
-    #[error("is a qcow image of version {0}, and versions 2 and 3 are served: convert it (qemu-img convert -O qcow2)")]
+    #[error(
+        "is a qcow image of version {0}, and versions 2 and 3 are served: convert it (qemu-img convert -O qcow2)"
+    )]
     Version(u32),
     #[error("has clusters of 2^{0} bytes, and 2^9 to 2^21 are served: its header is damaged")]
     ClusterBits(u32),
-    #[error("is encrypted (method {method}, {name}), which Ringfence does not serve: decrypt it (qemu-img convert), or encrypt \
-             in the guest")]
+    #[error(
+        "is encrypted (method {method}, {name}), which Ringfence does not serve: decrypt it (qemu-img convert), or encrypt \
+             in the guest"
+    )]
     Encrypted { method: u32, name: &'static str },
-    #[error("has {0} internal snapshots, which Ringfence does not serve: delete them (qemu-img snapshot -d), or copy the \
-             disk without them (qemu-img convert)")]
+    #[error(
+        "has {0} internal snapshots, which Ringfence does not serve: delete them (qemu-img snapshot -d), or copy the \
+             disk without them (qemu-img convert)"
+    )]
     Snapshots(u32),
     #[error("was not closed by its last user (dirty bit): repair it (qemu-img check -r all)")]
     Dirty,
     #[error("is marked as corrupt: repair it (qemu-img check -r all)")]
     Corrupt,
-    #[error("compresses with zstd or another type than zlib, which Ringfence does not serve: convert it (qemu-img convert -O \
-             qcow2)")]
+    #[error(
+        "compresses with zstd or another type than zlib, which Ringfence does not serve: convert it (qemu-img convert -O \
+             qcow2)"
+    )]
     Compression,
-    #[error("has extended L2 entries (subclusters), which Ringfence does not serve: convert it (qemu-img convert -O qcow2 -o \
-             extended_l2=off)")]
+    #[error(
+        "has extended L2 entries (subclusters), which Ringfence does not serve: convert it (qemu-img convert -O qcow2 -o \
+             extended_l2=off)"
+    )]
     ExtendedL2,
     #[error("has features that Ringfence does not know (incompatible bits {0:#x})")]
     Features(u64),
@@ -77,7 +87,9 @@ pub enum HeaderError {
     Field { what: &'static str, value: u64 },
     #[error("has a file name in its header that is no text, or too long")]
     Name,
-    #[error("has a disk of {bytes} bytes, which is no multiple of its sectors of {sector} bytes: resize it (qemu-img resize)")]
+    #[error(
+        "has a disk of {bytes} bytes, which is no multiple of its sectors of {sector} bytes: resize it (qemu-img resize)"
+    )]
     Odd { bytes: u64, sector: u32 },
 }
 
@@ -154,13 +166,21 @@ impl Header {
         }
         let (features, compatible, order, length) = match version {
             2 => (0, 0, 4, least),
-            _ => (u64_at(fields, 72), u64_at(fields, 80), u32_at(fields, 96), u32_at(fields, 100) as usize),
+            _ => (
+                u64_at(fields, 72),
+                u64_at(fields, 80),
+                u32_at(fields, 96),
+                u32_at(fields, 100) as usize,
+            ),
         };
         check_features(features)?;
         check_content(u32_at(fields, 32), u32_at(fields, 60))?;
         let cluster = 1usize << cluster_bits;
         if length < least || length > cluster || !length.is_multiple_of(8) {
-            return Err(HeaderError::Field { what: "the length of the header", value: length as u64 });
+            return Err(HeaderError::Field {
+                what: "the length of the header",
+                value: length as u64,
+            });
         }
         let extensions = Extensions::parse(head, length, cluster)?;
         let mut header = Header {
@@ -293,7 +313,8 @@ impl Extensions {
             if kind == END {
                 return Ok(found);
             }
-            let wrong = HeaderError::Field { what: "the length of an extension", value: len as u64 };
+            let wrong =
+                HeaderError::Field { what: "the length of an extension", value: len as u64 };
             let content = head.get(at + 8..).and_then(|rest| rest.get(..len)).ok_or(wrong)?;
             let place = match kind {
                 BACKING_FORMAT => Some(&mut found.backing_format),

@@ -125,7 +125,9 @@ impl WriteOrder {
         let mut state = self.lock();
         let entries = [(self.l1, Kind::Mappings), (state.refcount_table, Kind::Refcounts)]
             .map(|(table, of)| (intersection(written, table), table, of));
-        let moves = intersection(written, (TABLE_FIELDS.start, TABLE_FIELDS.end - TABLE_FIELDS.start)).1 > 0;
+        let moves =
+            intersection(written, (TABLE_FIELDS.start, TABLE_FIELDS.end - TABLE_FIELDS.start)).1
+                > 0;
         let points = moves || entries.iter().any(|((_, len), ..)| *len > 0);
         let kind = match () {
             () if points => Some(Kind::Pointers),
@@ -244,7 +246,8 @@ fn targets(file: &MemberFile, table: (u64, u64)) -> io::Result<HashSet<u64>> {
         let len = usize_from((table.1 - done).min(chunk.len() as u64));
         file.read_unaligned(&mut chunk[..len], table.0 + done)?;
         let entries = chunk[..len].as_chunks::<8>().0.iter();
-        found.extend(entries.map(|entry| u64_of(entry) & OFFSET_MASK).filter(|target| *target != 0));
+        found
+            .extend(entries.map(|entry| u64_of(entry) & OFFSET_MASK).filter(|target| *target != 0));
         done += len as u64;
     }
     Ok(found)

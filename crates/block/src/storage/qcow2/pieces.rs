@@ -58,9 +58,7 @@ impl Pieces<'_> {
 
     /// Copies the pieces from byte `from` on to private memory.
     pub(super) fn gather(self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.each(from, bytes.len(), |piece, at| {
-            piece.copy_to(0, &mut bytes[at..at + piece.len()])
-        })
+        self.each(from, bytes.len(), |piece, at| piece.copy_to(0, &mut bytes[at..at + piece.len()]))
     }
 
     /// Zeroes `len` bytes from byte `from` on.
