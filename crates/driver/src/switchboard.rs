@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use ringfence_access::Mode;
 use ringfence_access::window::SourceLevels;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
+use ringfence_block::storage::qcow2::ChainFacts;
 use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
@@ -158,6 +159,12 @@ pub enum Medium {
     File {
         /// Properties of the file, as the launcher measured them.
         facts: FileFacts,
+        options: FileOptions,
+    },
+    /// qcow2 image with its backing files, whose descriptors come in the order of the chain.
+    Image {
+        /// Properties of the files, as the launcher measured them.
+        chain: ChainFacts,
         options: FileOptions,
     },
     /// Connection to an NBD server, with the negotiated properties.

@@ -25,6 +25,7 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;
 use ringfence_uplink::udp::multicast::service::Service;
 
+use crate::commands::disk::DiskCommand;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::{
     exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs, wait::WaitArgs,
@@ -106,6 +107,12 @@ pub enum Command {
         /// Action on a policy
         #[command(subcommand)]
         command: PolicyCommand,
+    },
+    /// Describe disks
+    Disk {
+        /// Action on a disk
+        #[command(subcommand)]
+        command: DiskCommand,
     },
     /// Print a script that completes commands and options in a shell
     #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
@@ -345,6 +352,9 @@ pub struct RunArgs {
     ///
     /// `format=raw`: the file is raw although it begins like an image of another format or a LUKS volume; such a
     /// file is refused otherwise.
+    ///
+    /// `format=qcow2`: the file is a qcow2 image, which may have backing files in its folder; with `backing=any` in
+    /// any folder. `ringfence disk info` describes it.
     ///
     /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`, seconds

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use ringfence_access::Mode;
 use ringfence_block::storage::file::{FileOptions, OpenFile};
+use ringfence_block::storage::qcow2::{ImageOptions, OpenChain};
 use ringfence_driver::switchboard::Medium;
 use ringfence_nbd::client::{NbdAddress, NbdConnector, NbdOptions};
 use ringfence_sandbox::channel::Channel;
@@ -33,6 +34,11 @@ pub enum Source {
         path: PathBuf,
         options: FileOptions,
     },
+    /// qcow2 image with its backing files.
+    Image {
+        path: PathBuf,
+        options: ImageOptions,
+    },
     Nbd {
         address: NbdAddress,
         options: NbdOptions,
@@ -42,13 +48,14 @@ pub enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::File { path, .. } => path.display().fmt(f),
+            Source::File { path, .. } | Source::Image { path, .. } => path.display().fmt(f),
             Source::Nbd { address, .. } => address.fmt(f),
         }
     }
 }
 
-const FILE_OPTIONS: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";
+const FILE_OPTIONS: &str =
+    "ro, discard, mode=, cache=, bounce=, format=raw|qcow2, backing=any and sector=512|4096";
 const SERVER_OPTIONS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
 
 /// Option of a disk as it was given: `NAME=VALUE`, or `NAME` with an empty value.
@@ -108,6 +115,41 @@ fn apply_to_server(
     Ok(true)
 }
 
+/// Options that make a file an image.
+#[derive(Clone, Copy, Default)]
+struct ImageWords {
+    is_image: bool,
+    any_folder: bool,
+}
+
+impl ImageWords {
+    /// Applies an option of images. Returns `false` for other options.
+    fn apply(&mut self, DiskOption { name, value }: DiskOption<'_>) -> bool {
+        match (name, value) {
+            ("format", "qcow2") => self.is_image = true,
+            ("backing", "any") => self.any_folder = true,
+            _ => return false,
+        }
+        true
+    }
+
+    /// Returns the source that a file with these options is.
+    fn source(self, path: PathBuf, file: FileOptions) -> Result<Source, String> {
+        match self {
+            ImageWords { is_image: true, .. } if file.raw => {
+                Err("format=raw and format=qcow2 exclude each other".to_owned())
+            }
+            ImageWords { is_image: true, any_folder } => {
+                Ok(Source::Image { path, options: ImageOptions { file, any_folder } })
+            }
+            ImageWords { any_folder: true, .. } => {
+                Err("`backing=any` is an option of images: add format=qcow2".to_owned())
+            }
+            _ => Ok(Source::File { path, options: file }),
+        }
+    }
+}
+
 impl Source {
     /// Parses a path or the address of a server.
     fn parse(location: &OsStr) -> Result<Source, String> {
@@ -133,14 +175,14 @@ impl Source {
 /// Storage that was opened for another process.
 pub(crate) struct OpenedSource {
     pub(crate) medium: Medium,
-    /// Open file, or connection to the server unless it is made later.
-    pub(crate) file: Option<OwnedFd>,
+    /// Open file, files of an image in the order of its chain, or connection to the server unless it is made later.
+    pub(crate) files: Vec<OwnedFd>,
     /// Connector to the server, for later connections.
     pub(crate) connector: Option<NbdConnector>,
 }
 
 impl Source {
-    /// Opens and locks a file, or connects to a server. `report` receives remarks for the user.
+    /// Opens and locks a file or the files of an image, or connects to a server. `report` receives remarks for the user.
     ///
     /// # Errors
     ///
@@ -152,13 +194,20 @@ impl Source {
                 let opened = OpenFile::open_reporting(path, options, report);
                 let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
                 let medium = Medium::File { facts, options: options.clone() };
-                Ok(OpenedSource { medium, file: Some(file), connector: None })
+                Ok(OpenedSource { medium, files: vec![file], connector: None })
+            }
+            Source::Image { path, options } => {
+                let chain = OpenChain::open(path, options, report);
+                let chain = chain.map_err(|error| anyhow!("{error}"))?;
+                let (facts, options) = (chain.facts(), options.file.clone());
+                let medium = Medium::Image { chain: facts, options };
+                Ok(OpenedSource { medium, files: chain.files, connector: None })
             }
             Source::Nbd { address, options } => {
-                let (connector, facts, file) = NbdConnector::open(address, options)
+                let (connector, facts, stream) = NbdConnector::open(address, options)
                     .map_err(|error| anyhow!("--disk {address}: {error}"))?;
                 let (medium, connector) = (Medium::Nbd(facts), Some(connector));
-                Ok(OpenedSource { medium, file, connector })
+                Ok(OpenedSource { medium, files: stream.into_iter().collect(), connector })
             }
         }
     }
@@ -199,6 +248,7 @@ impl DiskSpec {
             parts.next().filter(|location| !location.is_empty()).ok_or("the path is missing")?;
         let mut source = Source::parse(OsStr::from_bytes(location))?;
         let mut mode = Mode::Persistent;
+        let mut image = ImageWords::default();
         for part in parts {
             let part = std::str::from_utf8(part).map_err(|_| {
                 let part = String::from_utf8_lossy(part);
@@ -211,9 +261,12 @@ impl DiskSpec {
             let (known, all) = match &mut source {
                 Source::File { options, .. } => (
                     apply_common(&mut mode, &mut options.read_only, option)?
+                        || image.apply(option)
                         || apply_to_file(options, option)?,
                     FILE_OPTIONS,
                 ),
+                // Parsing makes an image of a file below.
+                Source::Image { .. } => (false, FILE_OPTIONS),
                 Source::Nbd { options, .. } => (
                     apply_common(&mut mode, &mut options.read_only, option)?
                         || apply_to_server(options, option)?,
@@ -226,6 +279,9 @@ impl DiskSpec {
                      comma; in an address it is %2C)"
                 ));
             }
+        }
+        if let Source::File { path, options } = source {
+            source = image.source(path, options)?;
         }
         Ok(DiskSpec { source, mode })
     }
@@ -302,6 +358,14 @@ mod tests {
     }
 
     #[test]
+    fn image_with_options_is_parsed() {
+        let spec: DiskSpec = "x,format=qcow2,ro,backing=any".parse().unwrap();
+        let file = FileOptions { read_only: true, ..FileOptions::default() };
+        let options = ImageOptions { file, any_folder: true };
+        assert_eq!(spec.source, Source::Image { path: "x".into(), options });
+    }
+
+    #[test]
     fn path_of_any_bytes_is_kept_and_options_are_text() {
         for path in [&b"-dash"[..], b"--", b"\xff\xfe.img", b"./https://x", b"a:b", b"/x://y"] {
             let path = OsStr::from_bytes(path);
@@ -342,7 +406,10 @@ mod tests {
             ("x,rw", "`rw` is no option"),
             ("x,ro=1", "`ro=1` is no option"),
             ("x,sector=1024", "sector"),
-            ("x,format=qcow2", "format=raw"),
+            ("x,format=vmdk", "format=raw|qcow2"),
+            ("x,format=raw,format=qcow2", "exclude each other"),
+            ("x,backing=any", "add format=qcow2"),
+            ("x,format=qcow2,backing=none", "`backing=none` is no option"),
             ("x,cache=direct", "writethrough"),
             ("x,mode=staging", "persistent and window"),
             ("x,timeout=3", "`timeout=3` is no option"),

@@ -68,6 +68,10 @@ pub fn main_with(cli: Cli) -> u8 {
             Ok((text, status)) => print(text.as_bytes()).max(status),
             Err(error) => fail(&ringfence_hostnet::causes::causes(&error)),
         },
+        Command::Disk { command } => match commands::disk::run(&command) {
+            Ok((text, status)) => print(text.as_bytes()).max(status),
+            Err(error) => fail(&ringfence_hostnet::causes::causes(&error)),
+        },
         // Their own parsers run before this one.
         Command::Pasta(_) | Command::Passt(_) | Command::Pesto(_) | Command::Slirp4netns(_) => {
             start_by_name(std::env::args_os).unwrap_or(STATUS_FAILED)

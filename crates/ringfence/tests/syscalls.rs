@@ -52,6 +52,10 @@ fn main() -> ExitCode {
                 disk_in_file_is_served_without_denied_call,
             ),
             (
+                "disk_on_image_is_served_without_denied_call",
+                disk_on_image_is_served_without_denied_call,
+            ),
+            (
                 "disk_of_server_is_served_without_denied_call",
                 disk_of_server_is_served_without_denied_call,
             ),
@@ -135,6 +139,28 @@ fn disk_in_file_is_served_without_denied_call() {
             --size=16m --io_size=16m --verify=crc32c --do_verify=1"
     );
     succeeded(lab.script(&format!("-v --disk {}", disk.display()), &script).finish(LONG));
+}
+
+fn disk_on_image_is_served_without_denied_call() {
+    require!(
+        Need::Guests,
+        Need::Program("nbdcopy", "libnbd-bin"),
+        Need::Program("qemu-img", "qemu-utils"),
+        Need::Program("fio", "fio"),
+    );
+    let lab = Lab::of(program());
+    let (base, image) = (lab.file("base"), lab.file("image"));
+    write_noise(&base, 16);
+    let (base, image) = (base.display().to_string(), image.display().to_string());
+    let words = ["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &image];
+    assert!(Command::new("qemu-img").args(words).status().unwrap().success());
+    copy_both_ways(&lab, &format!("--disk {image},format=qcow2"));
+    let script = format!(
+        "nbdinfo --map {URI}0 && truncate -s 16M empty && nbdcopy --flush empty {URI}0 \
+         && fio --name=r --ioengine=nbd --uri={URI}0 --rw=randrw --bs=4k --iodepth=32 --fsync=64 \
+            --size=16m --io_size=16m --verify=crc32c --do_verify=1"
+    );
+    succeeded(lab.script(&format!("-v --disk {image},format=qcow2,discard"), &script).finish(LONG));
 }
 
 fn disk_of_server_is_served_without_denied_call() {

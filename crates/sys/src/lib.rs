@@ -17,6 +17,8 @@ pub mod datagrams;
 pub mod descriptors;
 pub mod event_signal;
 pub mod fork;
+#[cfg(feature = "images")]
+pub mod images;
 pub mod keyring;
 pub mod mailbox;
 pub mod namespaces;

@@ -16,6 +16,7 @@ pub mod failure;
 pub mod file;
 pub mod folders;
 pub mod memory;
+pub mod qcow2;
 pub mod signature;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]

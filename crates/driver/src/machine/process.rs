@@ -107,7 +107,7 @@ impl DiskServer<'_> {
         let waker = wanted.clone();
         let wake = Arc::new(move || waker.wake());
         let (storage, dialer) =
-            media::open_storage(&config.medium, fds.next(), wake).map_err(DiskError::Storage)?;
+            media::open_storage(&config.medium, fds.collect(), wake).map_err(DiskError::Storage)?;
         let reports = channel.try_clone()?;
         let report: ringfence_vhost_user::Reporter =
             Box::new(move |state| reports.send_or_drop(&FromDisk::Machine(state.into())));

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use ringfence_access::Mode;
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
+use ringfence_block::storage::qcow2::QcowDisk;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_nbd::client::{Dialer, NbdDisk};
-use ringfence_sandbox::channel::expect_fds;
 use ringfence_sys::descriptors::Descriptors;
 
 use crate::switchboard::{DiskRequest, Medium};
@@ -41,20 +41,17 @@ pub(super) fn open(
     wake: Arc<dyn Fn() + Send + Sync>,
 ) -> Result<OpenedMedium, String> {
     let mode = Mode::for_disk(&request.mode).map_err(|e| text(&e))?;
-    let fd = match fds.is_empty() {
-        true => None,
-        false => Some(expect_fds::<1>(fds).map_err(|e| text(&e))?).map(|[fd]| fd),
-    };
-    let (disk, dialer) = open_storage(&request.medium, fd, wake)?;
+    let (disk, dialer) = open_storage(&request.medium, fds.into_vec(), wake)?;
     let (read_only, no_discard) = match &request.medium {
         Medium::File { facts, options } => (facts.read_only, !options.discard),
+        Medium::Image { options, .. } => (options.read_only, !options.discard),
         Medium::Nbd(facts) => (facts.is_read_only(), false),
     };
     let config = VbdConfig { read_only, no_discard, ..VbdConfig::default() };
     Ok(OpenedMedium { mode, disk, config, dialer })
 }
 
-/// Opens storage on a file or a connection, which an NBD server may lack at first. `wake` is called when it needs a
+/// Opens storage on a file, the files of an image or a connection, which an NBD server may lack at first. `wake` is called when it needs a
 /// connection from the returned dialer.
 ///
 /// # Errors
@@ -62,20 +59,30 @@ pub(super) fn open(
 /// Returns a text for the user of the launcher.
 pub(crate) fn open_storage(
     medium: &Medium,
-    fd: Option<OwnedFd>,
+    files: Vec<OwnedFd>,
     wake: Arc<dyn Fn() + Send + Sync>,
 ) -> Result<(Arc<dyn Disk>, Option<Arc<Dialer>>), String> {
     match medium {
         Medium::File { facts, options } => {
-            let file = fd.ok_or("the file is missing")?;
+            let file = at_most_one(files)?.ok_or("the file is missing")?;
             Ok((Arc::new(open_file(file, *facts, options)?), None))
+        }
+        Medium::Image { chain, options } => {
+            let disk = QcowDisk::handed(chain, files, options).map_err(|e| text(&e))?;
+            Ok((Arc::new(disk), None))
         }
         Medium::Nbd(facts) => {
             let dialer = Arc::new(Dialer::new(wake).map_err(|e| text(&e))?);
-            let disk = NbdDisk::handed(facts, fd, &dialer).map_err(|e| text(&e))?;
+            let stream = at_most_one(files)?;
+            let disk = NbdDisk::handed(facts, stream, &dialer).map_err(|e| text(&e))?;
             Ok((Arc::new(disk), Some(dialer)))
         }
     }
+}
+
+fn at_most_one(mut files: Vec<OwnedFd>) -> Result<Option<OwnedFd>, String> {
+    let file = files.pop();
+    if files.is_empty() { Ok(file) } else { Err("there are too many descriptors".to_owned()) }
 }
 
 fn open_file(file: OwnedFd, facts: FileFacts, options: &FileOptions) -> Result<FileDisk, String> {

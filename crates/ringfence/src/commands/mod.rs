@@ -10,6 +10,7 @@
 //! compare user ids all the same. A client has one connection for one guest; if it closes the connection, the command
 //! that it started gets SIGHUP.
 
+pub mod disk;
 pub mod exec;
 pub(crate) mod find;
 pub mod logs;

@@ -36,8 +36,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 struct Prepared {
     /// Request to the driver domain, until it is sent.
     request: Option<DiskRequest>,
-    /// Open file, or connection to the server unless it is made later.
-    file: Option<OwnedFd>,
+    /// Open files, or the connection to the server unless it is made later.
+    files: Vec<OwnedFd>,
     /// Listening socket for the frontend, once init has made it.
     socket: Option<OwnedFd>,
     frontend: DiskFrontend,
@@ -74,10 +74,10 @@ impl GuestDisks {
         for (spec, handle) in specs.iter().zip(0u16..) {
             let opened = spec.source.open(&|text| reporter.problem(text))?;
             disks.connectors.extend(opened.connector.map(|connector| (handle, connector)));
-            let (medium, file) = (opened.medium, opened.file);
+            let (medium, files) = (opened.medium, opened.files);
             disks.list.push(Prepared {
                 request: Some(DiskRequest { handle, mode: spec.mode.name().to_owned(), medium }),
-                file,
+                files,
                 socket: None,
                 frontend: DiskFrontend::of(spec.mode),
             });
@@ -113,8 +113,8 @@ impl GuestDisks {
     pub(super) fn attach(&mut self, driver_channel: &Channel) -> anyhow::Result<()> {
         for disk in &mut self.list {
             let Some(request) = disk.request.take() else { continue };
-            let file = disk.file.take();
-            let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+            let files = std::mem::take(&mut disk.files);
+            let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             driver_channel.send(&ToDriver::Disk(Box::new(request)), &fds)?;
             match driver_channel.receive_within(ANSWER_TIMEOUT)?.0 {
                 FromDriver::DiskAdded => {}

@@ -169,7 +169,7 @@ impl BlkSession<'_> {
         let fds: Vec<_> = [&self.listener]
             .into_iter()
             .chain(&logs)
-            .chain(&opened.file)
+            .chain(&opened.files)
             .map(AsFd::as_fd)
             .collect();
         domain.channel().send(&config, &fds)?;

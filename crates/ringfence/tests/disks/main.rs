@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod errors;
+mod images;
 mod killed;
 mod remote;
 #[path = "../support/mod.rs"]

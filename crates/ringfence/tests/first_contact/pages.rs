@@ -25,11 +25,12 @@ const BASE: [&str; 19] = [
     "test", "timeout", "touch", "true", "truncate", "unshare",
 ];
 /// Programs that markers may name, and their Debian packages.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 6] = [
     ("curl", "curl"),
     ("ip", "iproute2"),
     ("nbdinfo", "libnbd-bin"),
     ("python3", "python3"),
+    ("qemu-img", "qemu-utils"),
     ("sha256sum", "coreutils"),
 ];
 

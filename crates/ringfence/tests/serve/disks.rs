@@ -338,3 +338,28 @@ fn image_of_another_format_is_reported_and_left_unchanged() {
     });
     assert_eq!(fs::read(&image).unwrap(), content);
 }
+
+#[test]
+fn qcow2_image_of_target_is_served_with_its_base() {
+    let need = crate::support::needs::Need::Program("qemu-img", "qemu-utils");
+    if let Some(reason) = need.missing() {
+        crate::support::needs::skip_for(need, &reason);
+        return;
+    }
+    let mut lab = Lab::of_disks("");
+    let base = lab.image("base", 1 << 20);
+    fs::write(&base, vec![3; 1 << 20]).unwrap();
+    let image = lab.image("image", 0);
+    let words = ["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw"];
+    let made = std::process::Command::new("qemu-img").args(words).arg(&image).status();
+    assert!(made.unwrap().success());
+    let mut guest = lab.disk_guest(&[("params", &format!("qcow2:{}", image.display()))]);
+    guest.connect();
+    assert_eq!(guest.geometry().bytes, 1 << 20);
+    let mut driver = guest.driver();
+    assert_eq!(driver.read(4096, 512), Ok(vec![3; 512]));
+    driver.write(4096, &[7; 512]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(driver.read(4096, 1024), Ok([[7; 512], [3; 512]].concat()));
+    assert_eq!(fs::read(&base).unwrap(), vec![3; 1 << 20]);
+}

@@ -135,6 +135,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // block/src/storage/qcow2/file.rs: how long the file of an image is
     // driver/src/xen/records.rs: records of queues
     // platform/src/local/arena.rs: an arena's exact size
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstat, &[]),
@@ -333,12 +334,14 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/facts.rs: the signature of a disk image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_pread64, &[]),
+    // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_preadv, &[]),
     // sandbox/src/isolation/syscalls.rs: reading a limit of its own, setting none
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_pwrite64, &[]),
+    // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_pwritev, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits

@@ -29,6 +29,10 @@ use super::options::FileOptions;
 /// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
 
+/// Advice on options that declare a disk an image.
+const QCOW2_HINT: &str =
+    "serve it as an image (--disk FILE,format=qcow2; for a Xen guest target=qcow2:FILE), ";
+
 /// Advice on options for disks that are not written.
 const READ_ONLY_HINT: &str = "--disk FILE,ro; for a Xen guest mode `r`";
 
@@ -59,7 +63,7 @@ pub struct DirectRules {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileFacts {
     pub kind: FileKind,
-    /// Size of the disk in bytes, a multiple of the sector size.
+    /// Size of the disk in bytes, a multiple of the sector size; of a file of an image, the file's own size.
     pub bytes: u64,
     /// Sector size in bytes: 512 or 4096.
     pub sector_size: u32,
@@ -114,9 +118,9 @@ pub enum OpenFileError {
     },
     /// File with the signature of an image format that is not raw.
     #[error(
-        "{} is {format}, and would be destroyed as the raw disk that is served: convert it \
+        "{} is {format}, and would be destroyed as the raw disk that is served: {}convert it \
          (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
-        path.display()
+        path.display(), if *format == Format::Qcow { QCOW2_HINT } else { "" }
     )]
     NotRaw { path: PathBuf, format: Format },
     /// Sector size that is invalid, or smaller than that of the device.
@@ -220,38 +224,133 @@ impl OpenFile {
         report: &dyn Fn(&str),
     ) -> Result<OpenFile, OpenFileError> {
         let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => FileKind::Regular,
-            FileType::BlockDevice => FileKind::BlockDevice,
-            _ => return Err(OpenFileError::Kind { path: path.to_owned() }),
-        };
+        let kind = FileKind::of(&stat, path)?;
         let sector_size = sector_size(&file, kind, options, path)?;
         lock::acquire(&file, options.read_only, path, report)?;
-        let sysfs = Sysfs::of(kind, stat.st_rdev);
         // Before the size: an image of another format may have any.
         if kind == FileKind::Regular && !options.raw && !options.in_use {
             refuse_formats(&file, stat.st_size.max(0).cast_unsigned(), path)?;
         }
         let bytes = bytes(&file, kind, sector_size, options, path)?;
-        let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
-        let direct = direct.flatten();
-        let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);
-        let facts = FileFacts {
+        let facts = FileFacts::of(&file, &stat, bytes, sector_size, options);
+        Ok(OpenFile { file, facts }.with_cache_mode(path, options))
+    }
+
+    /// Locks a file of a disk image and determines its properties. Its size is not limited to whole sectors.
+    /// A wait for a lock is reported to `report`; without it no lock is taken.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`OpenFileError`].
+    pub(in crate::storage) fn of_image(
+        file: OwnedFd,
+        path: &Path,
+        options: &FileOptions,
+        report: Option<&dyn Fn(&str)>,
+    ) -> Result<OpenFile, OpenFileError> {
+        let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
+        let kind = FileKind::of(&stat, path)?;
+        let sector_size = sector_size(&file, kind, options, path)?;
+        if let Some(report) = report {
+            lock::acquire(&file, options.read_only, path, report)?;
+        }
+        let bytes = length(&file, kind, path)?;
+        let facts = FileFacts::of(&file, &stat, bytes, sector_size, options);
+        Ok(OpenFile { file, facts })
+    }
+
+    /// Sets O_DIRECT if the cache mode asks for it and the file supports it.
+    pub(in crate::storage) fn with_cache_mode(
+        mut self,
+        path: &Path,
+        options: &FileOptions,
+    ) -> OpenFile {
+        let FileFacts { kind, sector_size, .. } = self.facts;
+        let direct =
+            options.cache.is_direct().then(|| use_direct(&self.file, path, kind, sector_size));
+        self.facts.direct = direct.flatten();
+        self
+    }
+}
+
+impl FileKind {
+    fn of(stat: &rustix::fs::Stat, path: &Path) -> Result<FileKind, OpenFileError> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(FileKind::Regular),
+            FileType::BlockDevice => Ok(FileKind::BlockDevice),
+            _ => Err(OpenFileError::Kind { path: path.to_owned() }),
+        }
+    }
+}
+
+impl FileFacts {
+    /// Determines the properties of a file of `bytes` bytes that uses the page cache.
+    fn of(
+        file: &OwnedFd,
+        stat: &rustix::fs::Stat,
+        bytes: u64,
+        sector_size: u32,
+        options: &FileOptions,
+    ) -> FileFacts {
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => FileKind::BlockDevice,
+            _ => FileKind::Regular,
+        };
+        let sysfs = Sysfs::of(kind, stat.st_rdev);
+        let discards = Discards::of(file, kind, &sysfs, options.read_only, bytes);
+        FileFacts {
             kind,
             bytes,
             sector_size,
-            physical_sector_size: physical(&file, kind, sector_size),
+            physical_sector_size: physical(file, kind, sector_size),
             read_only: options.read_only,
-            direct,
+            direct: None,
             can_discard: discards.possible,
-            sparse: kind == FileKind::Regular && allocated(&stat) < bytes,
+            sparse: kind == FileKind::Regular && allocated(stat) < bytes,
             discard_granularity: discards.granularity.max(sector_size),
             discard_alignment: discards.alignment,
             discard_secure: discards.secure,
             rotational: sysfs.number("queue/rotational") == Some(1),
-            checksums: checksums(&file, kind, &sysfs),
+            checksums: checksums(file, kind, &sysfs),
+        }
+    }
+}
+
+/// Description of a file that was not opened as a disk.
+#[derive(Debug)]
+pub struct FileDescription {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Set if the file begins like a qcow2 image.
+    pub is_qcow: bool,
+    /// Reason for which the file is not served as a raw disk.
+    pub refusal: Option<OpenFileError>,
+}
+
+impl FileDescription {
+    /// Describes a file as a raw disk. The file is read and not locked.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`OpenFileError`] if the file cannot be read.
+    pub fn of(path: &Path, options: &FileOptions) -> Result<FileDescription, OpenFileError> {
+        let options = FileOptions { read_only: true, ..options.clone() };
+        let flags = OpenFile::flags(&options) | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
+        let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
+        let kind = FileKind::of(&stat, path)?;
+        let length = length(&file, kind, path)?;
+        let examined = match kind {
+            FileKind::Regular if !options.raw => refuse_formats(&file, length, path),
+            _ => Ok(()),
         };
-        Ok(OpenFile { file, facts })
+        let is_qcow = matches!(examined, Err(OpenFileError::NotRaw { format: Format::Qcow, .. }));
+        let sized = || {
+            let sector_size = sector_size(&file, kind, &options, path)?;
+            bytes(&file, kind, sector_size, &options, path)
+        };
+        let refusal = examined.and_then(|()| sized().map(drop)).err();
+        Ok(FileDescription { bytes: length, is_qcow, refusal })
     }
 }
 
@@ -384,15 +483,7 @@ fn bytes(
     options: &FileOptions,
     path: &Path,
 ) -> Result<u64, OpenFileError> {
-    let bytes = match kind {
-        FileKind::Regular => {
-            let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
-            stat.st_size.max(0).cast_unsigned()
-        }
-        FileKind::BlockDevice => {
-            blkdev::size(file).map_err(system("asking for the size of", path))?
-        }
-    };
+    let bytes = length(file, kind, path)?;
     let over = bytes % u64::from(sector_size);
     if over > 0 && options.in_use {
         tracing::warn!("{}: its last {over} bytes are no sector and not served", path.display());
@@ -402,6 +493,17 @@ fn bytes(
         (whole, 0) => Ok(whole),
         (whole, _) if options.in_use && whole > 0 => Ok(whole),
         _ => Err(OpenFileError::Odd { path: path.to_owned(), bytes, sector_size }),
+    }
+}
+
+/// Returns the size of the file in bytes.
+fn length(file: &OwnedFd, kind: FileKind, path: &Path) -> Result<u64, OpenFileError> {
+    match kind {
+        FileKind::Regular => {
+            let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
+            Ok(stat.st_size.max(0).cast_unsigned())
+        }
+        FileKind::BlockDevice => blkdev::size(file).map_err(system("asking for the size of", path)),
     }
 }
 

@@ -43,7 +43,7 @@ use std::sync::{Arc, Once};
 use ringfence_memory::{LentSlice, Mapping, Uring};
 use ringfence_sys::prerequisite::{IO_URING, with_doctor};
 
-pub use facts::{DirectRules, FileFacts, FileKind, OpenFile, OpenFileError};
+pub use facts::{DirectRules, FileDescription, FileFacts, FileKind, OpenFile, OpenFileError};
 pub use lock::LockHolder;
 pub use options::{Bounce, CacheMode, Engine, FileOptions, UnknownOption};
 

@@ -7,8 +7,9 @@
 //! * Xen's own `block` script and others of its kind make a block device from `params`. They write its
 //!   number (`physical-device`, hexadecimal) and its path (`physical-device-path`).
 //!
-//! libxl treats a disk of a backend like this one as raw and writes no format. The prefix `raw:` of
-//! `target=` says that a file is raw although it begins like an image of another format.
+//! libxl treats a disk of a backend like this one as raw and writes no format: it refuses `format=qcow2` of such a disk.
+//! The format is a prefix of `target=` instead. `raw:` says that a file is raw although it begins like an image of
+//! another format; `qcow2:` that it is an image, and `qcow2,backing=any:` that its backing files may lie in other folders.
 
 use std::path::PathBuf;
 
@@ -24,6 +25,9 @@ const OUR_SCRIPT: &str = "block-ringfence";
 /// Prefix of `target=` for a file that is raw although it begins like an image of another format.
 const RAW: &str = "raw:";
 
+/// Prefixes of `target=` for an image, and if its backing files may lie in other folders than its own.
+const IMAGE: [(&str, bool); 2] = [("qcow2:", false), ("qcow2,backing=any:", true)];
+
 // Keys that libxl and its scripts write, and that `blkif.h` does not name.
 const SCRIPT: &str = "script";
 const DEV: &str = "dev";
@@ -37,6 +41,12 @@ pub(super) enum Source {
     Path(PathBuf),
     /// Raw file, although it may begin like an image of another format.
     Raw(PathBuf),
+    /// qcow2 image.
+    Image {
+        path: PathBuf,
+        /// Its backing files may lie outside its folder.
+        any_folder: bool,
+    },
     Nbd(NbdAddress),
 }
 
@@ -131,6 +141,11 @@ impl Written {
         if let Some(path) = params.strip_prefix(RAW).filter(|path| path.starts_with('/')) {
             return Ok(Source::Raw(path.into()));
         }
+        for (prefix, any_folder) in IMAGE {
+            if let Some(path) = params.strip_prefix(prefix).filter(|path| path.starts_with('/')) {
+                return Ok(Source::Image { path: path.into(), any_folder });
+            }
+        }
         if params.starts_with('/') {
             return Ok(Source::Path(params.into()));
         }
@@ -152,7 +167,9 @@ fn device_by_number(text: &str) -> Option<PathBuf> {
 impl core::fmt::Display for Source {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Source::Path(path) | Source::Raw(path) => path.display().fmt(f),
+            Source::Path(path) | Source::Raw(path) | Source::Image { path, .. } => {
+                path.display().fmt(f)
+            }
             Source::Nbd(address) => address.fmt(f),
         }
     }
@@ -182,6 +199,9 @@ mod tests {
             assert_eq!(of("nbd+unix:///x?socket=/run/s").unwrap(), "nbd+unix:///x?socket=/run/s");
             assert_eq!(of("raw:/srv/b.img").unwrap(), "/srv/b.img");
             assert_eq!(of("raw:b.img"), Err(NoSource::Unknown("raw:b.img".to_owned())));
+            assert_eq!(of("qcow2:/srv/b.qcow2").unwrap(), "/srv/b.qcow2");
+            assert_eq!(of("qcow2,backing=any:/srv/b.qcow2").unwrap(), "/srv/b.qcow2");
+            assert_eq!(of("qcow2:b"), Err(NoSource::Unknown("qcow2:b".to_owned())));
             assert_eq!(of(""), Err(NoSource::NoMedium));
             assert_eq!(of("a.img"), Err(NoSource::Unknown("a.img".to_owned())));
             for (params, expected) in [

@@ -17,6 +17,7 @@ use ringfence_block::storage::file::{
     Bounce, CacheMode, Engine, FileDisk, FileOptions, OpenFile, OpenFileError,
 };
 use ringfence_block::storage::folders::{FolderError, Folders};
+use ringfence_block::storage::qcow2::{ChainError, ImageOptions, OpenChain, QcowDisk};
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 use rustix::fs::OFlags;
 
@@ -73,6 +74,8 @@ pub(super) enum OpenError {
     NoServers,
     #[error(transparent)]
     File(#[from] OpenFileError),
+    #[error(transparent)]
+    Image(ChainError),
     #[error("{address}: {source}")]
     Server { address: NbdAddress, source: io::Error },
     /// The system has no memory or no thread left.
@@ -118,6 +121,7 @@ fn open(request: &OpenRequest) -> Opened {
     match &request.source {
         Source::Path(path) => open_file(path, request, false),
         Source::Raw(path) => open_file(path, request, true),
+        Source::Image { path, any_folder } => open_image(path, request, *any_folder),
         Source::Nbd(address) => open_server(address, request),
     }
 }
@@ -131,8 +135,8 @@ impl From<FolderError> for OpenError {
     }
 }
 
-fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
-    let mut options = FileOptions {
+fn file_options(request: &OpenRequest, raw: bool) -> FileOptions {
+    FileOptions {
         read_only: request.read_only,
         cache: request.cache,
         bounce: request.bounce,
@@ -142,7 +146,34 @@ fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
         discard: request.discard,
         raw,
         in_use: request.in_use,
-    };
+    }
+}
+
+impl From<ChainError> for OpenError {
+    fn from(error: ChainError) -> OpenError {
+        match error {
+            ChainError::Elsewhere { path } => OpenError::Elsewhere { path },
+            ChainError::System { path, source } => OpenError::Path { path, source },
+            ChainError::File(error) => OpenError::File(error),
+            error => OpenError::Image(error),
+        }
+    }
+}
+
+fn open_image(path: &Path, request: &OpenRequest, any_folder: bool) -> Opened {
+    let options = ImageOptions { file: file_options(request, false), any_folder };
+    let folders = Folders::new(request.paths.clone());
+    let chain = OpenChain::open_below(path, &options, &folders)?;
+    let mut file = options.file;
+    let is_remote_chain = chain.files.iter().any(is_remote);
+    if file.bounce == Bounce::Auto && !request.direct_io_safe && is_remote_chain {
+        file.bounce = Bounce::Always;
+    }
+    Ok(Arc::new(QcowDisk::new(chain, &file)?))
+}
+
+fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
+    let mut options = file_options(request, raw);
     let folders = Folders::new(request.paths.clone());
     let (file, path) = match folders.open(path, OpenFile::flags(&options)) {
         Ok(opened) => opened,

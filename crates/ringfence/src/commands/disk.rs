@@ -1,0 +1,191 @@
+//! `ringfence disk info`: says how a file would be served as a disk, with the chain of an image, and why not.
+//!
+//! The command reads the headers of the files and takes no lock, so a disk that is in use can be described.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use ringfence_block::storage::file::{FileDescription, FileOptions};
+use ringfence_block::storage::qcow2::{ImageOptions, Member, MemberFormat, OpenChain};
+use serde::Serialize;
+
+use crate::disk::{DiskSpec, Source};
+
+/// Exit status for a disk that would not be served.
+const STATUS_REFUSED: u8 = 1;
+
+/// Actions on disks.
+#[derive(Debug, clap::Subcommand)]
+pub enum DiskCommand {
+    /// Say how a file would be served as a disk, with its backing files, and why not
+    ///
+    /// The options behind the path are those of `run --disk`. A file that begins like a qcow2 image is described as one, and
+    /// the line `option` has what `--disk` must be to serve it so. The file is read and not locked. The exit status is
+    /// 1 if it would not be served.
+    #[command(
+        after_help = "Example:\n  ringfence disk info vm.qcow2\n  ringfence disk info vm.qcow2,format=qcow2,backing=any --json"
+    )]
+    Info {
+        /// The file, with options of `run --disk`
+        #[arg(value_name = "IMG[,format=qcow2][,backing=any]", allow_hyphen_values = true,
+              value_parser = OsStringValueParser::new().try_map(|text| DiskSpec::parse(&text)))]
+        disk: DiskSpec,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Description of a disk. The field names are those of `--json`.
+#[derive(Debug, Serialize)]
+struct Description {
+    image: String,
+    format: MemberFormat,
+    /// Value of `--disk` that serves it so.
+    option: String,
+    served: bool,
+    /// Reason for which the disk is not served.
+    why_not: Option<String>,
+    /// Size of the disk in bytes.
+    size: Option<u64>,
+    /// Members from the image down.
+    chain: Vec<MemberDescription>,
+}
+
+/// Description of a file of a chain.
+#[derive(Debug, Serialize)]
+struct MemberDescription {
+    path: String,
+    format: MemberFormat,
+    /// Size in bytes of the disk that the file holds.
+    size: u64,
+    version: Option<u32>,
+    cluster_size: Option<u64>,
+    lazy_refcounts: Option<bool>,
+    data_file: Option<String>,
+}
+
+impl MemberDescription {
+    fn of(member: &Member) -> MemberDescription {
+        let header = member.header.as_ref();
+        MemberDescription {
+            path: member.path.display().to_string(),
+            format: member.facts.format,
+            size: header.map_or(member.facts.file.bytes, |header| header.bytes),
+            version: header.map(|header| header.version),
+            cluster_size: header.map(|header| header.cluster()),
+            lazy_refcounts: header.map(|header| header.lazy_refcounts),
+            data_file: member.data_file.as_ref().map(|path| path.display().to_string()),
+        }
+    }
+
+    /// Returns a line for people.
+    fn line(&self) -> String {
+        let mut line = match self.format {
+            MemberFormat::Raw => format!("{}: raw, {} bytes", self.path, self.size),
+            MemberFormat::Qcow2 => format!(
+                "{}: qcow2 version {}, {} bytes, clusters of {} bytes",
+                self.path,
+                self.version.unwrap_or(0),
+                self.size,
+                self.cluster_size.unwrap_or(0)
+            ),
+        };
+        if let Some(data_file) = &self.data_file {
+            let _ = write!(line, ", data in {data_file}");
+        }
+        line
+    }
+}
+
+/// Runs an action. Returns the output and the exit status.
+///
+/// # Errors
+///
+/// Returns an error for a disk that is no file.
+pub fn run(command: &DiskCommand) -> anyhow::Result<(String, u8)> {
+    let DiskCommand::Info { disk, json } = command;
+    let description = match &disk.source {
+        Source::File { path, options } => describe_file(path, options),
+        Source::Image { path, options } => describe_image(path, options),
+        Source::Nbd { address, .. } => {
+            bail!("{address}: only files and block devices are described")
+        }
+    };
+    let status = if description.served { 0 } else { STATUS_REFUSED };
+    let text = match json {
+        true => serde_json::to_string_pretty(&description)? + "\n",
+        false => description.text(),
+    };
+    Ok((text, status))
+}
+
+/// Describes a file that is served as raw bytes, or as an image if it begins like one.
+fn describe_file(path: &Path, options: &FileOptions) -> Description {
+    let described = FileDescription::of(path, options);
+    if described.as_ref().is_ok_and(|file| file.is_qcow) && !options.raw {
+        let options = ImageOptions { file: options.clone(), any_folder: false };
+        return describe_image(path, &options);
+    }
+    let (size, why_not) = match described {
+        Ok(FileDescription { bytes, refusal, .. }) => (Some(bytes), refusal),
+        Err(error) => (None, Some(error)),
+    };
+    let why_not = why_not.map(|error| error.to_string());
+    Description {
+        image: path.display().to_string(),
+        format: MemberFormat::Raw,
+        option: option_of(path, options.raw.then_some("format=raw"), false),
+        served: why_not.is_none(),
+        why_not,
+        size,
+        chain: vec![],
+    }
+}
+
+fn describe_image(path: &Path, options: &ImageOptions) -> Description {
+    let (members, why_not) = match OpenChain::describe(path, options) {
+        Ok(members) => (members, None),
+        Err((members, error)) => (members, Some(error.to_string())),
+    };
+    let chain: Vec<MemberDescription> = members.iter().map(MemberDescription::of).collect();
+    Description {
+        image: path.display().to_string(),
+        format: MemberFormat::Qcow2,
+        option: option_of(path, Some("format=qcow2"), options.any_folder),
+        served: why_not.is_none(),
+        why_not,
+        size: chain.first().map(|image| image.size),
+        chain,
+    }
+}
+
+/// Returns the value of `--disk` for a file.
+fn option_of(path: &Path, format: Option<&str>, any_folder: bool) -> String {
+    let looks_like_option = path.display().to_string().contains("://");
+    let path = if looks_like_option { PathBuf::from("./").join(path) } else { path.to_owned() };
+    let parts = [format, any_folder.then_some("backing=any")];
+    parts.into_iter().flatten().fold(path.display().to_string(), |option, part| option + "," + part)
+}
+
+impl Description {
+    /// Returns the description for people.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let _ = writeln!(text, "option: --disk {}", self.option);
+        if let Some(size) = self.size {
+            let _ = writeln!(text, "size: {size} bytes");
+        }
+        for (level, member) in self.chain.iter().enumerate() {
+            let name = if level == 0 { "image" } else { "backing file" };
+            let _ = writeln!(text, "{name}: {}", member.line());
+        }
+        let _ = match &self.why_not {
+            None => writeln!(text, "served: yes"),
+            Some(why_not) => writeln!(text, "served: no: {why_not}"),
+        };
+        text
+    }
+}
