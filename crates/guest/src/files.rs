@@ -15,7 +15,7 @@ pub(crate) const STUB_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
 
 /// Time limit of the client for one answer, in seconds. The stub may hold back an answer for some seconds, until a name
 /// exists, so the client must not time out or repeat the query earlier.
-const CLIENT_TIMEOUT: u32 = 10;
+const CLIENT_TIMEOUT: u64 = 10;
 
 /// Modules of `nsswitch.conf(5)` that query a daemon of the host, which knows no guests. The guest reaches none of them.
 const DAEMONS: [&str; 6] =
@@ -23,10 +23,11 @@ const DAEMONS: [&str; 6] =
 
 /// Returns a `resolv.conf(5)` with the stub as name server. The stub itself observes the host's options about servers.
 fn resolv_conf(resolver: Option<&ResolverConfig>) -> String {
-    let mut text =
-        format!("nameserver {STUB_ADDRESS}\noptions timeout:{CLIENT_TIMEOUT} attempts:2\n");
+    let (servers, options) =
+        resolver.map(|resolver| ServerOptions::split(&resolver.options)).unwrap_or_default();
+    let timeout = servers.timeout.map_or(0, |timeout| timeout.as_secs()).max(CLIENT_TIMEOUT);
+    let mut text = format!("nameserver {STUB_ADDRESS}\noptions timeout:{timeout} attempts:2\n");
     if let Some(resolver) = resolver {
-        let (_, options) = ServerOptions::split(&resolver.options);
         write_search_and_options(&mut text, &resolver.search, &options);
     }
     text

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let allowed = gate.connect(to, Protocol::Tcp, now);
     let request = b"GET / HTTP/1.1\r\nHost: private.example.org\r\n\r\n";
     if let Some(shown) = first::inspect(request, false) {
-        let decision = gate.check(to, Protocol::Tcp, &allowed, &shown);
+        let decision = gate.check(to, Protocol::Tcp, &allowed, &shown, now);
         println!("request: {:?}", decision.verdict);
     }
     Ok(())

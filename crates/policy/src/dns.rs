@@ -117,6 +117,11 @@ impl Query {
         matches!(self.kind, RecordType::SVCB | RecordType::HTTPS)
     }
 
+    /// Returns `true` for queries for the addresses of a name.
+    pub fn is_for_addresses(&self) -> bool {
+        matches!(self.kind, RecordType::A | RecordType::AAAA)
+    }
+
     /// Returns `true` for transfers of zones, and for all records at once.
     pub fn is_bulk(&self) -> bool {
         matches!(self.kind, RecordType::ANY | RecordType::AXFR | RecordType::IXFR)

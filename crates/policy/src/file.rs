@@ -54,6 +54,8 @@ pub enum FileError {
     TooMany { file: String, count: usize },
     #[error("{file}:{line}: only a policy file can include others")]
     Include { file: String, line: usize },
+    #[error("{file}: its form allows no change by a program; add the rule to it")]
+    Form { file: String },
     #[error("{file}:{line}: {message}")]
     Toml { file: String, line: usize, message: String },
     #[error("{file}:{line}: {error}\n{}", .error.caret(.text))]

@@ -17,13 +17,14 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::approvals::{Approvals, Host as SubjectHost, Subject};
 use crate::dns::{Code, NotAQuery, Query};
 use crate::first::Shown;
 use crate::http::Host;
 use crate::name::HostName;
 use crate::pins::{self, Pins};
-use crate::policy::{Cause, Policy, Verdict};
-use crate::ranges::is_special;
+use crate::policy::{AskResult, Cause, Policy, Verdict};
+use crate::ranges::{is_approvable, is_special};
 use crate::refusal;
 use crate::rule::{Action, Protocol};
 
@@ -42,6 +43,10 @@ const WILDCARD_EVERY: Duration = Duration::from_millis(500);
 const WILDCARD_KNOWN: usize = 1024;
 /// Ports on which strict policies require a readable name.
 const NAMED_PORTS: [u16; 2] = [80, 443];
+
+/// Verdict on a destination that was approved.
+const APPROVED: Verdict =
+    Verdict { action: Action::Allow, cause: Cause::Asked(AskResult::Approved) };
 
 /// Ways to inspect the first bytes of an allowed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +74,8 @@ pub struct Resolution {
     pub fate: QueryFate,
     pub name: Option<HostName>,
     pub verdict: Verdict,
+    /// Destination about which a person can be asked, if the query is refused.
+    pub subject: Option<Subject>,
 }
 
 /// Next step for a query.
@@ -157,6 +164,7 @@ pub struct Gate {
     /// Keys of `pending` in the order of their end.
     pending_order: VecDeque<(Duration, PendingKey)>,
     wildcards: WildcardLimit,
+    approvals: Approvals,
 }
 
 impl Gate {
@@ -168,6 +176,7 @@ impl Gate {
             pending: HashMap::new(),
             pending_order: VecDeque::new(),
             wildcards: WildcardLimit::default(),
+            approvals: Approvals::default(),
         }
     }
 
@@ -181,15 +190,39 @@ impl Gate {
         &self.pins
     }
 
-    /// Replaces the policy. Pins stay: the new policy decides on their names.
+    /// Replaces the policy, and ends all approvals. Pins stay: the new policy decides on their names.
     pub fn replace(&mut self, policy: Policy) {
         self.policy = policy;
+        self.approvals = Approvals::default();
+    }
+
+    /// Allows a destination from now on, or until a time. Flows that were opened by then stay. Returns `false` if there are too
+    /// many approvals.
+    pub fn approve(&mut self, subject: &Subject, until: Option<Duration>) -> bool {
+        self.approvals.add(subject, until)
+    }
+
+    /// Returns the destination about which a person can be asked, if a flow was denied because no rule covers it.
+    pub fn subject(decision: &Decision, to: SocketAddr, protocol: Protocol) -> Option<Subject> {
+        match decision.verdict {
+            Verdict { action: Action::Deny, cause: Cause::NoRule } => {
+                Subject::of_flow(Some(decision.name.as_ref()?), to, protocol)
+            }
+            Verdict { action: Action::Deny, cause: Cause::NoPin | Cause::Special } => {
+                Subject::of_flow(None, to, protocol)
+            }
+            _ => None,
+        }
     }
 
     /// Decides on a query of the guest.
     pub fn query(&mut self, ends: QueryEnds, bytes: &[u8], now: Duration) -> Resolution {
-        let malformed =
-            |fate| Resolution { fate, name: None, verdict: Verdict::deny(Cause::DnsForm) };
+        let malformed = |fate| Resolution {
+            fate,
+            name: None,
+            verdict: Verdict::deny(Cause::DnsForm),
+            subject: None,
+        };
         let query = match Query::parse(bytes) {
             Ok(query) => query,
             Err(NotAQuery::Ignore) => return malformed(QueryFate::Drop),
@@ -198,9 +231,16 @@ impl Gate {
         let verdict = self.resolve(&query, ends.server, now);
         if let Some(reply) = self.explain(&query, verdict) {
             let verdict = Verdict::allow(Cause::Why);
-            return Resolution { fate: QueryFate::Reply(reply), name: None, verdict };
+            return Resolution {
+                fate: QueryFate::Reply(reply),
+                name: None,
+                verdict,
+                subject: None,
+            };
         }
         let name = query.name().cloned();
+        let is_unknown = verdict == Verdict::deny(Cause::NoRule) && query.is_for_addresses();
+        let subject = name.as_ref().filter(|_| is_unknown).and_then(Subject::of_query);
         let fate = match verdict.action {
             Action::Deny => QueryFate::Reply(query.reply(Code::Refused)),
             // Such records hold addresses and keys that no pin follows. Programs ask for addresses, too.
@@ -213,7 +253,7 @@ impl Gate {
                 QueryFate::Forward(bytes)
             }
         };
-        Resolution { fate, name, verdict }
+        Resolution { fate, name, verdict, subject }
     }
 
     /// Answers a query for the TXT records of `why.HOST` by the verdict on `HOST`. A name that a rule allows is never such a
@@ -237,6 +277,8 @@ impl Gate {
         let otherwise = Verdict { action: no_rule, cause: Cause::NoRule };
         let Some(name) = query.name() else { return otherwise };
         let verdict = self.policy.resolve(name);
+        let is_approved = verdict.cause == Cause::NoRule && self.approvals.resolves(name, now);
+        let verdict = if is_approved { APPROVED } else { verdict };
         if !verdict.is_allowed() {
             return if verdict.cause == Cause::NoRule { otherwise } else { verdict };
         }
@@ -244,7 +286,7 @@ impl Gate {
             return Verdict::deny(Cause::DnsForm);
         }
         match self.policy.wildcard_of(name) {
-            Some(parent) if !self.wildcards.accepts(name, parent, now) => {
+            Some(parent) if !is_approved && !self.wildcards.accepts(name, parent, now) => {
                 Verdict::deny(Cause::WildcardLimit)
             }
             _ => verdict,
@@ -323,7 +365,23 @@ impl Gate {
 
     /// Decides on a connection to an address. Protocols without ports use port 0.
     pub fn connect(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> Decision {
+        self.decide(to, protocol, now, true)
+    }
+
+    /// Decides on a connection to an address that no approval opens, as [`Gate::connect`] does.
+    pub fn connect_by_rules(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> Decision {
+        self.decide(to, protocol, now, false)
+    }
+
+    fn decide(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        now: Duration,
+        can_be_approved: bool,
+    ) -> Decision {
         let (ip, port) = (to.ip(), to.port());
+        let can_be_approved = can_be_approved && is_approvable(ip);
         let denied_names = match self.policy.denies_names() {
             true => Inspection::DeniedNames,
             false => Inspection::None,
@@ -331,6 +389,11 @@ impl Gate {
         if let Some(verdict) = self.policy.address(ip, port, protocol) {
             let name = self.pins.names(ip, now).next().cloned();
             return Decision { verdict, name, inspection: denied_names };
+        }
+        let host = || SubjectHost::Address(ip);
+        if can_be_approved && self.approvals.covers(host, port, protocol, Some(now)) {
+            let name = self.pins.names(ip, now).next().cloned();
+            return Decision { verdict: APPROVED, name, inspection: denied_names };
         }
         let is_open = self.policy.default_action() == Action::Allow;
         let deny = |cause| {
@@ -342,7 +405,10 @@ impl Gate {
         }
         let mut refused = None;
         for name in self.pins.names(ip, now) {
-            let verdict = self.policy.name(name, port, protocol);
+            let verdict = match can_be_approved {
+                true => self.name(name, port, protocol, Some(now)),
+                false => self.policy.name(name, port, protocol),
+            };
             let name = Some(name.clone());
             if verdict.is_allowed() {
                 let inspection = if is_open { denied_names } else { Inspection::AllowedNames };
@@ -357,6 +423,21 @@ impl Gate {
         refused.unwrap_or_else(|| deny(Cause::NoPin))
     }
 
+    /// Returns the verdict on a connection to a name, by a rule or an approval. Without a time, approvals that are over count, too.
+    fn name(
+        &self,
+        name: &HostName,
+        port: u16,
+        protocol: Protocol,
+        now: Option<Duration>,
+    ) -> Verdict {
+        let verdict = self.policy.name(name, port, protocol);
+        let is_unknown = verdict == Verdict::deny(Cause::NoRule);
+        let host = || SubjectHost::Name(name.clone());
+        let is_approved = is_unknown && self.approvals.covers(host, port, protocol, now);
+        if is_approved { APPROVED } else { verdict }
+    }
+
     /// Returns `true` if a flow that was allowed earlier, by `name` if it had one, may stay. A flow outlives the pin
     /// of its name.
     pub fn keeps(
@@ -367,9 +448,11 @@ impl Gate {
         now: Duration,
     ) -> bool {
         let by_address = self.policy.address(to.ip(), to.port(), protocol);
+        let host = || SubjectHost::Address(to.ip());
         match (by_address, name) {
             (Some(verdict), _) => verdict.is_allowed(),
-            (None, Some(name)) => self.policy.name(name, to.port(), protocol).is_allowed(),
+            (None, _) if self.approvals.covers(host, to.port(), protocol, None) => true,
+            (None, Some(name)) => self.name(name, to.port(), protocol, None).is_allowed(),
             (None, None) => self.connect(to, protocol, now).verdict.is_allowed(),
         }
     }
@@ -381,6 +464,7 @@ impl Gate {
         protocol: Protocol,
         allowed: &Decision,
         shown: &Shown,
+        now: Duration,
     ) -> Decision {
         let inspection = Inspection::None;
         let deny = |cause| Decision { verdict: Verdict::deny(cause), name: None, inspection };
@@ -401,10 +485,10 @@ impl Gate {
                 Decision { name: hello.name.clone(), ..deny(Cause::NoReadableName) }
             }
             Shown::Tls(hello) => match &hello.name {
-                Some(name) => self.check_name(to, protocol, allowed, name),
+                Some(name) => self.check_name(to, protocol, allowed, name, now),
                 None => nameless(),
             },
-            Shown::Http(Host::Name(name)) => self.check_name(to, protocol, allowed, name),
+            Shown::Http(Host::Name(name)) => self.check_name(to, protocol, allowed, name, now),
             Shown::Http(Host::Address(ip)) if *ip != to.ip() => match allowed.inspection {
                 Inspection::AllowedNames => deny(Cause::NoRule),
                 _ => Decision { inspection, ..allowed.clone() },
@@ -428,8 +512,15 @@ impl Gate {
         protocol: Protocol,
         allowed: &Decision,
         name: &HostName,
+        now: Duration,
     ) -> Decision {
-        let verdict = self.policy.name(name, to.port(), protocol);
+        // The approval that has opened the connection may be over by now.
+        let is_opened_by_it = allowed.verdict == APPROVED && allowed.name.as_ref() == Some(name);
+        let now = Some(now).filter(|_| !is_opened_by_it);
+        let verdict = match is_approvable(to.ip()) {
+            true => self.name(name, to.port(), protocol, now),
+            false => self.policy.name(name, to.port(), protocol),
+        };
         let is_irrelevant = allowed.inspection == Inspection::DeniedNames
             && !matches!(verdict.cause, Cause::Rule(_));
         let verdict = if is_irrelevant { allowed.verdict } else { verdict };

@@ -14,8 +14,10 @@
 //! [`policy`] has the order of rules, [`rule`] their grammar, [`mod@file`] the form of policy files. Every table is
 //! bounded, no input makes the crate panic, and times are those of the caller's clock.
 
+pub mod approvals;
 pub mod denials;
 pub mod dns;
+pub mod edit;
 pub mod file;
 pub mod first;
 #[cfg(any(test, feature = "test-utils"))]
@@ -35,6 +37,7 @@ pub mod rule;
 mod testing;
 pub mod tls;
 
+pub use approvals::Subject;
 pub use gate::Gate;
 pub use name::HostName;
 pub use policy::{Cause, Policy, PolicySource, RuleSource, Verdict};

@@ -111,6 +111,21 @@ pub enum Cause {
     NoReadableName,
     /// The query asks for a verdict of the policy ([`crate::refusal`]).
     Why,
+    /// No rule covers the destination, and the question about it has this result.
+    Asked(AskResult),
+}
+
+/// Results of a question about a destination that no rule covers ([`crate::approvals`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AskResult {
+    Approved,
+    Denied,
+    /// Nobody has answered in time.
+    Unanswered,
+    /// Nobody can answer.
+    Unattended,
+    /// Too many questions wait for answers, or were asked.
+    TooMany,
 }
 
 /// Decision on a name, an address or a connection.
@@ -410,6 +425,11 @@ impl Policy {
             Cause::Malformed => "malformed TLS, QUIC or HTTP",
             Cause::NoReadableName => "no readable server name (--strict-sni)",
             Cause::Why => "question about the policy",
+            Cause::Asked(AskResult::Approved) => "approved while the guest runs (--ask)",
+            Cause::Asked(AskResult::Denied) => "no rule, and denied when asked for (--ask)",
+            Cause::Asked(AskResult::Unanswered) => "no rule, and no answer in time (--ask)",
+            Cause::Asked(AskResult::Unattended) => "no rule, and nobody to ask (--ask)",
+            Cause::Asked(AskResult::TooMany) => "no rule, and too many questions (--ask)",
         };
         text.to_owned()
     }
@@ -434,7 +454,8 @@ impl Policy {
         name: Option<&HostName>,
         to: Option<(SocketAddr, Protocol)>,
     ) -> Option<String> {
-        let is_about_name = matches!(cause, Cause::NoRule | Cause::KnownDoh | Cause::Quic);
+        let is_about_name =
+            matches!(cause, Cause::NoRule | Cause::KnownDoh | Cause::Quic | Cause::Asked(_));
         if !is_about_name && !matches!(cause, Cause::NoPin | Cause::Special) {
             return None;
         }

@@ -33,6 +33,23 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if is_wrong(c) { '\u{fffd}' } else { c }).take(TEXT_MAX).collect()
 }
 
+/// Returns the reading of a name with labels in Punycode (`xn--`), for a person. `None` for other names, and for readings that
+/// have more than letters, digits, `-` and `_`. The name itself must be shown beside it: different letters look the same.
+pub fn unicode_of(name: &HostName) -> Option<String> {
+    let is_readable = |c: char| {
+        c.is_alphanumeric()
+            || matches!(c, '-' | '_' | '\u{300}'..='\u{36f}' | '\u{900}'..='\u{dff}' | '\u{e00}'..='\u{e7f}')
+    };
+    let mut has_other_letters = false;
+    let read = |label: &str| {
+        let Some(encoded) = label.strip_prefix("xn--") else { return Some(label.to_owned()) };
+        has_other_letters = true;
+        idna::punycode::decode_to_string(encoded).filter(|label| label.chars().all(is_readable))
+    };
+    let labels: Option<Vec<String>> = name.as_str().split('.').map(read).collect();
+    labels.map(|labels| clean(&labels.join("."))).filter(|_| has_other_letters)
+}
+
 /// Describes a denial in one line: destination, reason, rule to add.
 pub fn sentence(record: &Record) -> String {
     let mut text = format!("denied {}, {}", destination(record), record.reason);
@@ -143,6 +160,21 @@ mod tests {
         assert_eq!(text.chars().count(), TEXT_MAX);
         hostile.reason.clear();
         assert!(sentence(&hostile).ends_with("`--allow \u{fffd}2J\u{fffd}\u{fffd}`"));
+    }
+
+    #[test]
+    fn reading_of_a_name_has_letters_alone() {
+        for (text, reading) in [
+            ("a.org", None),
+            ("xn--bcher-kva.example", Some("bücher.example")),
+            ("a.xn--p1ai", Some("a.рф")),
+            // A right-to-left override, a full stop of another script, a text that is no Punycode.
+            ("xn--agro-vd7a.org", None),
+            ("xn--orgx-sw3c.com", None),
+            ("xn--99999999.org", None),
+        ] {
+            assert_eq!(unicode_of(&name(text)).as_deref(), reading, "{text}");
+        }
     }
 
     #[test]

@@ -4,10 +4,12 @@
 //! `serve`, `status` and `hub`.
 
 pub mod hints;
+mod internal;
 mod limits;
 mod pages;
 mod view;
 
+pub use internal::{Internal, InternalCli};
 pub use limits::LimitArgs;
 pub use pages::{ManArgs, write_completions};
 
@@ -22,7 +24,6 @@ use ringfence_frontend::options::{mode_parser, revocation_parser, staging_parser
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
-use ringfence_sandbox::spawn::DomainKind;
 use ringfence_uplink::udp::multicast::service::Service;
 
 use crate::commands::disk::DiskCommand;
@@ -50,6 +51,7 @@ use ringfence_pasta::args::PastaArgs;
 use ringfence_pasta::passt_args::PasstArgs;
 use ringfence_pasta::pesto::PestoArgs;
 use ringfence_pasta::slirp_args::SlirpArgs;
+use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
@@ -327,6 +329,9 @@ pub struct RunArgs {
     #[command(flatten)]
     pub egress: EgressArgs,
 
+    #[command(flatten)]
+    pub ask: AskArgs,
+
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
     /// The command finds the disk as an NBD server, at the address RINGFENCE_DISK0_URI, the Unix socket RINGFENCE_DISK0
@@ -452,85 +457,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// Roles of Ringfence's own processes.
-#[derive(Debug, Subcommand)]
-pub enum Internal {
-    /// Creates the namespaces of a domain, and waits for its end
-    Supervisor {
-        /// Kind of the domain
-        #[arg(value_parser = parse_kind)]
-        kind: DomainKind,
-        /// Command of a guest
-        #[arg(last = true)]
-        command: Vec<OsString>,
-    },
-    /// Driver domain of a switch
-    Driver,
-    /// Frontend of a guest
-    Frontend,
-    /// Uplink of a guest
-    Uplink,
-    /// Disk of a virtual machine
-    Disk,
-    /// Process of `pasta` in the background
-    PastaSession {
-        /// Arguments of pasta
-        #[arg(last = true)]
-        words: Vec<OsString>,
-    },
-    /// Process of `passt` in the background
-    PasstSession {
-        /// Arguments of passt
-        #[arg(last = true)]
-        words: Vec<OsString>,
-    },
-    /// Process in the namespaces that pasta connects
-    PastaNamespace {
-        /// Command of the namespaces
-        #[arg(last = true)]
-        words: Vec<OsString>,
-    },
-    /// Process that becomes pasta's command
-    PastaCommand {
-        /// Set if it is process 1 of a PID namespace
-        #[arg(long)]
-        own_pids: bool,
-        /// The command and its arguments
-        #[arg(last = true)]
-        words: Vec<OsString>,
-    },
-    /// One end of the demonstration's transfer
-    DemoPeer {
-        /// End of the transfer
-        #[command(subcommand)]
-        role: crate::demo::peer::Role,
-    },
-    /// Init process of a guest
-    GuestInit {
-        /// Command of the guest
-        #[arg(last = true)]
-        command: Vec<OsString>,
-    },
-}
-
-/// Command line of Ringfence's own processes. Its parser needs a third of the memory of [`Cli`]'s, which each process
-/// would keep.
-#[derive(Debug, Parser)]
-#[command(name = "ringfence internal", disable_help_subcommand = true)]
-pub struct InternalCli {
-    /// Role of the process
-    #[command(subcommand)]
-    pub role: Internal,
-}
-
-impl InternalCli {
-    /// Parses the words of a command line if it is that of a process of Ringfence's own.
-    pub fn of(words: impl Iterator<Item = OsString>) -> Option<Result<InternalCli, clap::Error>> {
-        let mut words = words.skip(1).peekable();
-        words.peek().is_some_and(|word| word == "internal").then(|| Self::try_parse_from(words))
-    }
-}
-
 impl RunArgs {
     /// Converts the arguments to the launcher's options.
     pub fn into_options(self) -> Options {
@@ -567,6 +493,7 @@ impl RunArgs {
             allow_local: self.allow_local,
             multicast: self.multicast,
             egress: self.egress,
+            ask: self.ask,
             forwards: self.publish,
             publish_default: self.publish_default,
             link: self.link,
@@ -603,13 +530,6 @@ fn parse_shared_switch(text: &str) -> Result<String, String> {
         ));
     }
     Ok(name)
-}
-
-fn parse_kind(text: &str) -> Result<DomainKind, String> {
-    DomainKind::ALL
-        .into_iter()
-        .find(|kind| kind.subcommand() == text)
-        .ok_or_else(|| "no such process".to_owned())
 }
 
 #[cfg(test)]

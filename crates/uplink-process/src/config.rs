@@ -118,6 +118,17 @@ pub struct PolicyHead {
     pub records_all: bool,
     /// Allows everything, and only records.
     pub learns: bool,
+    /// Limits of questions about destinations that no rule covers. `None`: they are denied.
+    pub asks: Option<AskHead>,
+}
+
+/// Limits of questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskHead {
+    /// Time limit for an answer in milliseconds.
+    pub within: u64,
+    /// Maximum number of questions that wait for an answer.
+    pub at_a_time: usize,
 }
 
 impl PolicyHead {
@@ -129,6 +140,6 @@ impl PolicyHead {
         learns: bool,
     ) -> PolicyHead {
         let (rules, default, strict_sni) = (policy.rules.len(), policy.default, policy.strict_sni);
-        PolicyHead { rules, default, strict_sni, recorded_as, records_all, learns }
+        PolicyHead { rules, default, strict_sni, recorded_as, records_all, learns, asks: None }
     }
 }

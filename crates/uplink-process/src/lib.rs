@@ -2,6 +2,7 @@
 //! Uplink of a guest: its connection to the host's network, through sockets of a process that has
 //! no other right than to open them.
 //!
+//! * [`asking`]: whoever answers questions about destinations that no rule covers.
 //! * [`config`], [`messages`]: configuration and messages of the process.
 //! * [`egress`]: options, presets and records of an egress policy.
 //! * [`forward`]: ports of the host that lead to the guest.
@@ -14,6 +15,7 @@
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
 
+pub mod asking;
 pub mod config;
 pub mod egress;
 pub mod forward;

@@ -1,7 +1,11 @@
 //! Messages that follow the configuration of the uplink process, and its reports.
 
+use std::net::IpAddr;
+
 pub use ringfence_link::vhost_user::{MachineMemory, MachineState};
-use ringfence_policy::RuleSource;
+use ringfence_policy::approvals::Host;
+use ringfence_policy::{HostName, Protocol, RuleSource, Subject};
+use ringfence_uplink::egress::{Answer, Question};
 use serde::{Deserialize, Serialize};
 
 use crate::totals::UplinkTotals;
@@ -19,6 +23,62 @@ pub struct UplinkRules(pub Vec<RuleSource>);
 /// Next sockets of the list of forwards, in its order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkSockets;
+
+/// Question of the uplink process, which is not trusted. [`AskedAbout::into_subject`] validates it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskedAbout {
+    /// Number of the question, never used again.
+    pub id: u64,
+    /// Name of the destination. `None`: its address.
+    pub name: Option<String>,
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    pub protocol: Protocol,
+}
+
+impl From<Question> for AskedAbout {
+    fn from(Question { id, subject }: Question) -> AskedAbout {
+        let Subject { host, port, protocol } = subject;
+        let (name, address) = match host {
+            Host::Name(name) => (Some(name.to_string()), None),
+            Host::Address(ip) => (None, Some(ip)),
+        };
+        AskedAbout { id, name, address, port, protocol }
+    }
+}
+
+impl AskedAbout {
+    /// Returns the destination. `None` if it is none that can be approved.
+    pub fn into_subject(self) -> Option<Subject> {
+        let host = match (self.name, self.address) {
+            (Some(name), None) => Host::Name(HostName::parse(&name).ok()?),
+            (None, Some(ip)) => Host::Address(ip),
+            _ => return None,
+        };
+        Subject { host, port: self.port, protocol: self.protocol }.checked()
+    }
+}
+
+/// Answer for the uplink process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AnswerToUplink {
+    Once,
+    Run,
+    Deny,
+    /// Nobody can answer.
+    Unattended,
+}
+
+impl From<AnswerToUplink> for Answer {
+    fn from(answer: AnswerToUplink) -> Answer {
+        match answer {
+            AnswerToUplink::Once => Answer::Once,
+            AnswerToUplink::Run => Answer::Run,
+            AnswerToUplink::Deny => Answer::Deny,
+            AnswerToUplink::Unattended => Answer::Unattended,
+        }
+    }
+}
 
 /// Reports of the uplink process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +111,10 @@ pub enum FromUplink {
     Records(String),
     /// Rules for `--egress-learn`.
     Learned(Vec<String>),
+    /// Question about a destination that no rule covers ([`asking`](crate::asking)).
+    Question(AskedAbout),
+    /// The question of this number needs no answer any more.
+    QuestionOver(u64),
     /// The uplink cannot continue, for this reason.
     Failed(String),
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Alias;
 use crate::egress::document;
 use crate::forwarded_ports::{ForwardedPortOrder, ForwardedPortTable};
-use crate::messages::FromUplink;
+use crate::messages::{AnswerToUplink, FromUplink};
 use crate::multicast_groups::JoinedGroup;
 use crate::recorder;
 use crate::totals::TotalsSource;
@@ -30,6 +30,8 @@ pub enum UplinkOrder {
     /// Replaces the egress policy by that in the descriptor ([`document`]). The denials of a guest that had none are
     /// recorded under this name.
     Policy { recorded_as: Option<String> },
+    /// Answers a question ([`FromUplink::Question`]). There is no answer to that.
+    Answer { id: u64, answer: AnswerToUplink },
     /// Records all verdicts of the egress policy from now on, or only denials. There is no answer.
     RecordAll(bool),
     /// Replaces the guest's name servers. There is no answer.
@@ -70,6 +72,10 @@ impl Orders {
                 UplinkOrder::Policy { recorded_as } => {
                     let notes = self.first_queue(channel, recorded_as);
                     Some(FromUplink::Policy { error: set_policy(fds, uplink, notes).err() })
+                }
+                UplinkOrder::Answer { id, answer } => {
+                    uplink.answer_question(id, answer.into(), monotonic());
+                    None
                 }
                 UplinkOrder::RecordAll(all) => {
                     if let Some(egress) = self.totals.policy.get() {

@@ -25,7 +25,7 @@ use ringfence_sys::prerequisite::{PING, with_doctor};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::access::IpPrefix;
 use ringfence_uplink::config::LeftOut;
-use ringfence_uplink::egress::{Note, PolicyInForce, Recording};
+use ringfence_uplink::egress::{AskLimits, Note, PolicyInForce, Recording};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{self, OwnAddresses, RealHost};
 use ringfence_uplink::relay::{self, RelayTarget};
@@ -144,7 +144,12 @@ fn receive_policy(
     let policy = Policy::new(PolicySource { rules, default, strict_sni })?;
     let (queue, notes) = recorder::queue();
     let record = head.recorded_as.clone().map(|guest| (guest, queue.clone(), notes));
-    let egress = Egress::new(policy, record.is_some().then_some(queue), head.learns);
+    let limits = head.asks.map(|asks| AskLimits {
+        within: Duration::from_millis(asks.within),
+        at_a_time: asks.at_a_time,
+    });
+    let queue = record.is_some().then_some(queue);
+    let egress = Arc::new(Egress::with_questions(policy, queue, head.learns, limits));
     if !head.records_all {
         egress.record(Recording::Denials);
     }

@@ -71,8 +71,20 @@ impl Recorder {
     }
 
     fn add(&mut self, note: Note, lines: &mut String) {
-        self.journal.add(note.record, monotonic(), time_of_day(), lines);
-        let Some((name, to, protocol)) = note.learn else { return };
+        let (record, learn) = match note {
+            Note::Verdict { record, learn } => (record, learn),
+            Note::Question(question) => {
+                // A launcher that is gone answers nothing.
+                let _ = self.channel.send(&FromUplink::Question(question.into()), &[]);
+                return;
+            }
+            Note::Over(id) => {
+                let _ = self.channel.send(&FromUplink::QuestionOver(id), &[]);
+                return;
+            }
+        };
+        self.journal.add(record, monotonic(), time_of_day(), lines);
+        let Some((name, to, protocol)) = learn else { return };
         let rules = self.learned.add(name.as_ref(), to.ip(), to.port(), protocol);
         if !rules.is_empty() {
             // A launcher that is gone needs no rules.

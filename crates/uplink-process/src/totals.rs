@@ -39,6 +39,12 @@ pub struct EgressTotals {
     pub answers_refused: u64,
     /// Addresses that are pinned to an allowed name now.
     pub pins: u64,
+    /// Questions about destinations that no rule covers.
+    #[serde(default)]
+    pub questions: u64,
+    /// Answers that were late, repeated, or to no question.
+    #[serde(default)]
+    pub answers_ignored: u64,
 }
 
 impl fmt::Display for EgressTotals {
@@ -54,7 +60,11 @@ impl fmt::Display for EgressTotals {
             self.queries_refused,
             self.answers_refused,
             self.pins
-        )
+        )?;
+        match self.questions {
+            0 => Ok(()),
+            asked => write!(f, "; {asked} questions, {} answers ignored", self.answers_ignored),
+        }
     }
 }
 
@@ -82,7 +92,9 @@ impl TotalsSource {
     fn egress(&self) -> Option<EgressTotals> {
         let egress = self.policy.get()?;
         let pins = u64_from(egress.pins(monotonic()));
-        let mut totals = EgressTotals { pins, ..EgressTotals::default() };
+        let (questions, answers_ignored) = (egress.questions(), egress.answers_ignored());
+        let mut totals =
+            EgressTotals { pins, questions, answers_ignored, ..EgressTotals::default() };
         for counters in &self.counters {
             for (total, counter) in [
                 (&mut totals.connections_allowed, &counters.egress_allowed),

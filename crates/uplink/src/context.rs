@@ -10,9 +10,11 @@ use ringfence_policy::gate::Decision;
 use crate::access::Refusal;
 use crate::config::Config;
 use crate::counters::UplinkCounters;
-use crate::egress::Egress;
+use crate::egress::{Asked, Egress, Waiting};
+use crate::held::HeldPackets;
 use crate::host::Host;
 use crate::name_query::NameQuery;
+use crate::packet::Packet;
 use crate::replies::Replies;
 
 /// Parts of the engine outside a protocol's own state.
@@ -25,6 +27,8 @@ pub struct Context<'a> {
     pub replies: &'a mut Replies,
     /// Queries that are to be sent to name servers over TCP, after this call.
     pub queries: &'a mut Vec<NameQuery>,
+    /// Packets that wait for the answer to a question of the egress policy.
+    pub(crate) held: &'a mut HeldPackets,
     pub counters: &'a UplinkCounters,
     /// Time of the current round.
     pub now: Duration,
@@ -33,7 +37,16 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// Applies the egress policy to a new flow of the guest. Returns `false` if it is denied.
     pub fn admits(&self, to: SocketAddr, protocol: Protocol) -> bool {
-        self.egress.is_none() || self.decide(to, protocol).is_some()
+        let decide = |egress: &Arc<Egress>| egress.connect(to, protocol, self.now, self.counters);
+        self.egress.as_ref().is_none_or(|egress| decide(egress).is_some())
+    }
+
+    /// Holds a packet until a question of the egress policy is over.
+    pub(crate) fn hold(&mut self, packet: &Packet<'_>, waiting: Waiting) {
+        let is_held = |egress| self.held.hold(packet, waiting, egress);
+        if !self.egress.as_ref().is_some_and(is_held) {
+            self.counters.egress_packets_unheld.add(1);
+        }
     }
 
     /// Returns `true` if an open flow of the guest may stay: its destination can still be reached, and the egress
@@ -44,9 +57,20 @@ impl Context<'_> {
             && egress.is_none_or(|egress| egress.still_allows(to, protocol, name, self.now))
     }
 
-    /// Returns the policy's decision on a new flow of the guest, if there is a policy and it allows the flow.
-    pub fn decide(&self, to: SocketAddr, protocol: Protocol) -> Option<Decision> {
-        self.egress.as_ref()?.connect(to, protocol, self.now, self.counters)
+    /// Returns the policy's decision on a new flow of the guest: `None` if it is denied, or there is no policy. `outward` is the
+    /// host's address for the destination. Addresses of the host itself, and those that stand for others, are never asked about.
+    pub fn decide(
+        &self,
+        to: SocketAddr,
+        outward: SocketAddr,
+        protocol: Protocol,
+    ) -> Asked<Option<Decision>> {
+        let Some(egress) = self.egress else { return Asked::Decided(None) };
+        let is_other_host = || {
+            outward == to && !self.config.guest.is_virtual(to.ip()) && !self.host.is_own(to.ip())
+        };
+        let can_be_approved = egress.asks() && is_other_host();
+        egress.admit(to, protocol, can_be_approved, self.now, self.counters)
     }
 
     /// Returns the host's address for a destination of the guest. Counts and returns `None` if the guest must

@@ -60,6 +60,8 @@ counters! {
     egress_hellos_denied;
     /// Datagrams dropped under the egress policy: QUIC that no key opens, or too many before the verdict.
     egress_datagrams_lost;
+    /// Packets lost that should have waited for the answer to a question.
+    egress_packets_unheld;
     /// DNS queries that the egress policy allowed.
     egress_queries;
     /// DNS queries that the egress policy refused.

@@ -4,6 +4,7 @@
 //! address opened on another. The lock is taken when a flow opens, for DNS messages and for first bytes; packets
 //! of an open flow need none. Without a policy there is no `Egress`, and nothing of this module runs.
 
+pub mod asking;
 mod datagrams;
 mod first_bytes;
 
@@ -14,7 +15,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_policy::first::Shown;
-use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds, QueryFate};
+use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds};
 use ringfence_policy::http::Host;
 use ringfence_policy::record::{Event, Record};
 use ringfence_policy::refusal;
@@ -23,6 +24,8 @@ use ringfence_sys::counters::Counter;
 
 use crate::access::Refusal;
 use crate::counters::UplinkCounters;
+use asking::Asking;
+pub use asking::{Answer, AskLimits, Asked, Question, QuestionId, Waiting};
 pub use datagrams::{DatagramInspector, DatagramVerdict};
 pub use first_bytes::{FirstBytes, FirstVerdict};
 
@@ -42,10 +45,16 @@ pub struct CarriedBytes {
 
 /// Event for the recorder.
 #[derive(Clone, Debug)]
-pub struct Note {
-    pub record: Record,
-    /// Destination that a learned policy must allow: name if known, address and port, protocol.
-    pub learn: Option<(Option<HostName>, SocketAddr, Protocol)>,
+pub enum Note {
+    Verdict {
+        record: Record,
+        /// Destination that a learned policy must allow: name if known, address and port, protocol.
+        learn: Option<(Option<HostName>, SocketAddr, Protocol)>,
+    },
+    /// Question for whoever started the guest.
+    Question(Question),
+    /// The question of this number needs no answer any more.
+    Over(QuestionId),
 }
 
 /// Verdicts that the recorder receives.
@@ -74,10 +83,15 @@ pub struct Egress {
     notes: Option<NoteQueue>,
     /// Allows everything, and only records.
     learns: bool,
+    asks: bool,
+    /// Number of questions that are over. It grows while the lock is held.
+    settled: Counter,
 }
 
 struct EgressState {
     gate: Gate,
+    /// Questions about destinations that no rule covers, if somebody can answer them.
+    asking: Option<Asking>,
     /// Number of first bytes that wait for a verdict, and of bytes of local streams.
     waiting: usize,
     recording: Recording,
@@ -94,9 +108,20 @@ impl Egress {
     /// the owner of the queue. With `learns`,
     /// everything is allowed.
     pub fn new(policy: Policy, notes: Option<NoteQueue>, learns: bool) -> Arc<Egress> {
-        let (gate, recording) = (Gate::new(policy), Recording::All);
-        let state = Mutex::new(EgressState { gate, waiting: 0, recording });
-        Arc::new(Egress { state, notes, learns })
+        Arc::new(Egress::with_questions(policy, notes, learns, None))
+    }
+
+    /// Creates a gate as [`Egress::new`] does, which asks about unknown destinations if there are limits of questions.
+    pub fn with_questions(
+        policy: Policy,
+        notes: Option<NoteQueue>,
+        learns: bool,
+        limits: Option<AskLimits>,
+    ) -> Egress {
+        let (gate, asking) = (Gate::new(policy), limits.map(Asking::new));
+        let recording = Recording::All;
+        let state = Mutex::new(EgressState { gate, asking, waiting: 0, recording });
+        Egress { state, notes, learns, asks: limits.is_some(), settled: Counter::default() }
     }
 
     /// Sets the verdicts that the recorder receives from now on; all at first.
@@ -117,9 +142,11 @@ impl Egress {
         self.state().waiting -= count;
     }
 
-    /// Replaces the policy. The engines judge their flows again by [`Egress::still_allows`].
+    /// Replaces the policy, and forgets answers. The engines judge their flows again by [`Egress::still_allows`].
     pub fn replace(&self, policy: Policy) {
-        self.state().gate.replace(policy);
+        let mut state = self.state();
+        state.gate.replace(policy);
+        state.asking.iter_mut().for_each(Asking::forget_denials);
     }
 
     /// Returns the number of addresses that are pinned to a name now.
@@ -131,7 +158,7 @@ impl Egress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decides on a new flow. Returns `None` if it is denied.
+    /// Decides on a new flow, which never waits for an answer. Returns `None` if it is denied.
     pub fn connect(
         &self,
         to: SocketAddr,
@@ -139,17 +166,10 @@ impl Egress {
         now: Duration,
         counters: &UplinkCounters,
     ) -> Option<Decision> {
-        let state = self.state();
-        let mut decision = state.gate.connect(to, protocol, now);
-        if self.learns {
-            decision.verdict.action = Action::Allow;
+        match self.admit(to, protocol, false, now, counters) {
+            Asked::Decided(decision) => decision,
+            Asked::Held(_) => None,
         }
-        self.note(&state, Event::Connect, &decision, Some((to, protocol)), None);
-        drop(state);
-        let is_allowed = decision.verdict.is_allowed();
-        let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
-        counter.add(1);
-        is_allowed.then_some(decision)
     }
 
     /// Records a new flow to an address that the guest cannot reach, whatever the policy is.
@@ -168,7 +188,7 @@ impl Egress {
             bytes_out: None,
             bytes_in: None,
         };
-        let _ = notes.try_send(Some(Note { record, learn: None }));
+        let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
     }
 
     /// Records the end of a TCP connection.
@@ -190,7 +210,7 @@ impl Egress {
             bytes_out: Some(bytes.from_guest),
             bytes_in: Some(bytes.to_guest),
         };
-        let _ = notes.try_send(Some(Note { record, learn: None }));
+        let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
     }
 
     /// Returns `true` if an open flow may stay under the policy in force. `name` is the one for which it was allowed.
@@ -206,9 +226,47 @@ impl Egress {
     }
 
     /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
-    fn check(&self, to: SocketAddr, protocol: Protocol, allowed: &Decision, shown: &Shown) -> bool {
+    fn check(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        allowed: &Decision,
+        shown: &Shown,
+        now: Duration,
+    ) -> bool {
+        let decision = self.state().gate.check(to, protocol, allowed, shown, now);
+        self.conclude(to, protocol, allowed, shown, decision)
+    }
+
+    /// Decides on the first bytes of an allowed TCP connection, which may have to wait for an answer.
+    fn check_or_ask(
+        &self,
+        to: SocketAddr,
+        allowed: &Decision,
+        shown: &Shown,
+        now: Duration,
+    ) -> Asked<bool> {
+        let mut state = self.state();
+        let mut decision = state.gate.check(to, Protocol::Tcp, allowed, shown, now);
+        let subject = Gate::subject(&decision, to, Protocol::Tcp);
+        let held = state.ask(subject, &mut decision.verdict, self.notes.as_ref(), now);
+        drop(state);
+        match held {
+            Some(waiting) => Asked::Held(waiting),
+            None => Asked::Decided(self.conclude(to, Protocol::Tcp, allowed, shown, decision)),
+        }
+    }
+
+    /// Records a decision on first bytes. Returns `true` if the connection may go on.
+    fn conclude(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        allowed: &Decision,
+        shown: &Shown,
+        mut decision: Decision,
+    ) -> bool {
         let state = self.state();
-        let mut decision = state.gate.check(to, protocol, allowed, shown);
         if self.learns {
             decision.verdict.action = Action::Allow;
         }
@@ -232,9 +290,10 @@ impl Egress {
         allowed: &Decision,
         shown: &Shown,
         is_head: bool,
+        now: Duration,
     ) -> Vec<u8> {
         let state = self.state();
-        let decision = state.gate.check(to, Protocol::Tcp, allowed, shown);
+        let decision = state.gate.check(to, Protocol::Tcp, allowed, shown, now);
         let policy = state.gate.policy();
         let cause = decision.verdict.cause;
         let host = match (&decision.name, shown) {
@@ -252,30 +311,9 @@ impl Egress {
     }
 
     /// Returns `true` if an allowed TCP connection may show this. Records nothing.
-    fn allows(&self, to: SocketAddr, allowed: &Decision, shown: &Shown) -> bool {
-        let decision = self.state().gate.check(to, Protocol::Tcp, allowed, shown);
+    fn allows(&self, to: SocketAddr, allowed: &Decision, shown: &Shown, now: Duration) -> bool {
+        let decision = self.state().gate.check(to, Protocol::Tcp, allowed, shown, now);
         self.learns || decision.verdict.is_allowed()
-    }
-
-    /// Decides on a query of the guest. Returns the next step.
-    pub fn query(
-        &self,
-        ends: QueryEnds,
-        bytes: &[u8],
-        now: Duration,
-        counters: &UplinkCounters,
-    ) -> QueryFate {
-        let mut state = self.state();
-        let resolution = state.gate.query(ends, bytes, now);
-        if resolution.verdict.is_allowed() {
-            counters.egress_queries.add(1);
-        } else {
-            counters.egress_queries_refused.add(1);
-        }
-        let (name, verdict) = (resolution.name, resolution.verdict);
-        let decision = Decision { verdict, name, inspection: Inspection::None };
-        self.note(&state, Event::Resolve, &decision, None, None);
-        resolution.fate
     }
 
     /// Returns `true` if TCP connections to this name server are answered by the policy.
@@ -369,7 +407,7 @@ impl Egress {
         };
         let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
         // The recorder bounds its rate; a guest that floods it loses its own lines.
-        let _ = notes.try_send(Some(Note { record, learn }));
+        let _ = notes.try_send(Some(Note::Verdict { record, learn }));
     }
 }
 

@@ -11,15 +11,15 @@ use ringfence_frame::{Batch, FrameView};
 use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
 use ringfence_offload::{Layers, OffloadMeta};
-use ringfence_policy::Policy;
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
-use crate::config::{Config, LeftOut, NameServers};
+use crate::config::{Config, LeftOut};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
-use crate::egress::{Egress, NoteQueue};
+use crate::egress::Egress;
 use crate::forward::{Destination, ForwardId, Forwards};
+use crate::held::HeldPackets;
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
@@ -30,7 +30,7 @@ use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::relay::{Refill, RelayTarget, Relays};
 use crate::replies::Replies;
-use crate::share::{Handoff, Share};
+use crate::share::Handoff;
 use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
 use crate::udp::multicast::Multicast;
@@ -50,6 +50,10 @@ pub struct Uplink {
     /// Queries to name servers that are to be sent over TCP.
     queries: Vec<NameQuery>,
     name_queries: NameQueries,
+    /// Packets that wait for the answer to a question of the egress policy.
+    held: HeldPackets,
+    /// Number of questions that were over when the packets were looked at.
+    settled: u64,
     counters: Arc<UplinkCounters>,
     tcp: Tcp,
     udp: Udp,
@@ -74,12 +78,15 @@ macro_rules! context {
             host: &mut *$self.host,
             replies: &mut $self.replies,
             queries: &mut $self.queries,
+            held: &mut $self.held,
             counters: &$self.counters,
             now: $now,
         }
     };
 }
 
+mod asking;
+mod changes;
 mod names;
 
 impl Uplink {
@@ -100,6 +107,8 @@ impl Uplink {
             replies: Replies::default(),
             queries: Vec::new(),
             name_queries: NameQueries::default(),
+            held: HeldPackets::default(),
+            settled: 0,
             counters,
             tcp,
             udp,
@@ -463,49 +472,12 @@ impl Uplink {
         self.icmp.close_forbidden(&mut context!(self, now));
     }
 
-    /// Replaces the guest's egress policy in all of its engines, and closes the flows that the new one denies. The
-    /// other engines follow before their next frame or event.
-    /// `notes` is for the records of a guest that had no policy.
-    pub fn set_policy(&mut self, policy: Policy, notes: Option<NoteQueue>, now: Duration) {
-        self.config.policy.set(policy, notes);
-        self.follow_changes(now);
-        self.wake_others();
-    }
-
-    /// Replaces the guest's name servers in all of its engines. Associations with servers of the past end.
-    pub fn set_name_servers(&mut self, servers: NameServers, now: Duration) {
-        self.config.name_servers.publish(servers);
-        self.follow_changes(now);
-        self.wake_others();
-    }
-
-    /// Wakes the guest's other engines, which then read the shared values.
-    fn wake_others(&mut self) {
-        let Share { index, of, .. } = self.config.share;
-        let others = (0..of).filter(|&other| other != index);
-        self.handoffs.extend(others.map(|other| (other, Handoff::Wake)));
-    }
-
-    /// Reads the egress policy and the name servers again if they have changed.
-    fn follow_changes(&mut self, now: Duration) {
-        if self.config.name_servers.is_newer_than(self.servers_version) {
-            let (version, servers) = self.config.name_servers.read();
-            self.servers_version = version;
-            self.config.access.resolvers = servers.resolvers;
-            self.config.access.name_servers = [&servers.offered[..], &servers.unoffered].concat();
-            self.config.guest.name_servers = servers.offered;
-            self.close_forbidden(now);
-        }
-        if self.config.policy.is_newer_than(self.policy_version) {
-            (self.policy_version, self.egress) = self.config.policy.read();
-            self.close_forbidden(now);
-        }
-    }
-
     /// Handles all timers that are due.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
         self.name_queries.run_timers(&mut context!(self, now));
+        self.held.run_timers(now);
+        self.follow_answers(now);
         self.carry_name_queries(now);
         self.udp.run_timers(&mut context!(self, now));
         self.datagram_relays.run_timers(&mut context!(self, now));
@@ -520,6 +492,7 @@ impl Uplink {
         let all = [
             self.tcp.deadline(),
             self.name_queries.deadline(),
+            self.held.deadline(),
             self.udp.deadline(),
             self.datagram_relays.deadline(),
             self.multicast.deadline(),
@@ -598,6 +571,7 @@ fn has_valid_checksum(packet: &Packet<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NameServers;
     use crate::emit::Ends;
     use crate::host::scripted::ScriptedHost;
     use ringfence_offload::packet::protocol;

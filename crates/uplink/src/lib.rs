@@ -50,6 +50,7 @@ mod fragment;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
 pub mod guest;
+mod held;
 pub mod host;
 pub mod icmp;
 pub mod link;

@@ -257,7 +257,7 @@ fn shown_name_decides_on_a_shared_address() {
         let to = SocketAddr::new("203.0.113.1".parse().unwrap(), port);
         let allowed = gate.connect(to, Protocol::Tcp, NOW);
         assert!(allowed.verdict.is_allowed());
-        gate.check(to, Protocol::Tcp, &allowed, shown).verdict
+        gate.check(to, Protocol::Tcp, &allowed, shown, NOW).verdict
     };
     let words = "+a.org +b.org:443";
     assert_eq!(check(words, 443, &tls("a.org")), Verdict::allow(Cause::Rule(0)));
@@ -286,8 +286,8 @@ fn denied_name_is_found_behind_any_address() {
         let to: SocketAddr = "203.0.113.7:443".parse().unwrap();
         let allowed = gate.connect(to, Protocol::Tcp, NOW);
         assert_eq!(allowed.inspection, Inspection::DeniedNames);
-        assert!(gate.check(to, Protocol::Tcp, &allowed, &tls("x.org")).verdict.is_allowed());
-        assert!(!gate.check(to, Protocol::Tcp, &allowed, &tls("c.org")).verdict.is_allowed());
+        assert!(gate.check(to, Protocol::Tcp, &allowed, &tls("x.org"), NOW).verdict.is_allowed());
+        assert!(!gate.check(to, Protocol::Tcp, &allowed, &tls("c.org"), NOW).verdict.is_allowed());
     }
 }
 
@@ -299,7 +299,7 @@ fn udp_to_web_port_must_be_quic_unless_the_rule_says_udp() {
         resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
         let allowed = gate.connect(to, Protocol::Udp, NOW);
         assert!(allowed.verdict.is_allowed() && allowed.inspection == Inspection::AllowedNames);
-        gate.check(to, Protocol::Udp, &allowed, shown).verdict
+        gate.check(to, Protocol::Udp, &allowed, shown, NOW).verdict
     };
     for words in ["+a.org", "+a.org:443/udp", "+a.org:443/udp strict"] {
         assert!(check(words, to, &tls("a.org")).is_allowed(), "{words}");
@@ -364,4 +364,91 @@ proptest! {
             prop_assert!(gate.pending_order.len() <= PENDING_MAX);
         }
     }
+}
+
+fn subject(host: &str, port: u16) -> Subject {
+    let host = SubjectHost::Name(name(host));
+    Subject { host, port, protocol: Protocol::Tcp }
+}
+
+#[test]
+fn approved_name_opens_its_addresses_alone_and_a_rule_that_denies_wins() {
+    let mut gate = gate("+a.org:443 -bad.org");
+    let query_of = |host| query(host, RecordType::A, 7);
+    let resolution = gate.query(ends(), &query_of("new.org."), NOW);
+    assert_eq!(resolution.subject, Some(subject("new.org", 443)));
+    for (host, kind) in [("bad.org.", RecordType::A), ("new.org.", RecordType::TXT)] {
+        assert_eq!(gate.query(ends(), &query(host, kind, 7), NOW).subject, None, "{host}");
+    }
+    for host in ["new.org", "bad.org"] {
+        assert!(gate.approve(&subject(host, 443), None));
+    }
+    assert_eq!(asked(&mut gate, "bad.org.", RecordType::A), Some(Code::Refused as u8));
+    // A name that has a private address by now opens nothing.
+    let private = resolve(&mut gate, "new.org.", &[("new.org.", 60, "10.0.0.1")]);
+    assert!(matches!(private, AnswerFate::Replace(..)));
+    for special in ["10.0.0.1:443", "169.254.169.254:443", "203.0.113.1:443"] {
+        assert!(!is_allowed(&gate, special), "{special}");
+    }
+    resolve(&mut gate, "new.org.", &[("new.org.", 60, "203.0.113.1")]);
+    let decision = connect(&gate, "203.0.113.1:443");
+    assert_eq!((decision.verdict, decision.inspection), (APPROVED, Inspection::AllowedNames));
+    let to = "203.0.113.1:443".parse().unwrap();
+    let shown = |host| Shown::Http(Host::Name(name(host)));
+    let is_served =
+        |host| gate.check(to, Protocol::Tcp, &decision, &shown(host), NOW).verdict.is_allowed();
+    assert!(is_served("new.org") && !is_served("other.org"));
+    assert!(!is_allowed(&gate, "203.0.113.1:80") && !is_allowed(&gate, "203.0.113.2:443"));
+    assert!(!gate.connect_by_rules(to, Protocol::Tcp, NOW).verdict.is_allowed());
+    let denied = connect(&gate, "203.0.113.1:80");
+    let asks = Gate::subject(&denied, "203.0.113.1:80".parse().unwrap(), Protocol::Tcp);
+    assert_eq!(asks, Some(subject("new.org", 80)));
+    // A name never opens the address of a metadata service that is public.
+    resolve(&mut gate, "new.org.", &[("new.org.", 60, "168.63.129.16")]);
+    assert!(!is_allowed(&gate, "168.63.129.16:443"));
+}
+
+#[test]
+fn approval_for_a_time_opens_new_flows_for_it_and_keeps_them() {
+    let mut gate = gate("+a.org:443");
+    let once = NOW + Duration::from_secs(10);
+    gate.approve(&subject("new.org", 443), Some(once));
+    resolve(&mut gate, "new.org.", &[("new.org.", 600, "203.0.113.1")]);
+    let to = "203.0.113.1:443".parse().unwrap();
+    let decision = gate.connect(to, Protocol::Tcp, NOW);
+    assert!(decision.verdict.is_allowed());
+    assert!(!gate.connect(to, Protocol::Tcp, once).verdict.is_allowed());
+    assert_eq!(asked(&mut gate, "new.org.", RecordType::A), None);
+    let late = gate.query(ends(), &query("new.org.", RecordType::A, 7), once).fate;
+    assert!(matches!(late, QueryFate::Reply(_)));
+    let shown = Shown::Http(Host::Name(name("new.org")));
+    // Its hello may come later.
+    assert!(gate.check(to, Protocol::Tcp, &decision, &shown, once).verdict.is_allowed());
+    assert!(gate.keeps(to, Protocol::Tcp, Some(&name("new.org")), once));
+    gate.replace(Policy::new(crate::testing::source("+a.org:443")).unwrap());
+    assert!(!gate.keeps(to, Protocol::Tcp, Some(&name("new.org")), NOW));
+    assert!(!gate.connect(to, Protocol::Tcp, NOW).verdict.is_allowed());
+}
+
+#[test]
+fn approved_address_opens_its_port_alone() {
+    let mut gate = gate("+a.org:443");
+    for (to, can_be_asked) in [
+        ("203.0.113.9:22", true),
+        ("10.0.0.9:22", true),
+        ("169.254.169.254:80", false),
+        ("168.63.129.16:80", false),
+        ("127.0.0.1:80", false),
+    ] {
+        let denied = connect(&gate, to);
+        let subject = Gate::subject(&denied, to.parse().unwrap(), Protocol::Tcp);
+        assert_eq!(subject.is_some(), can_be_asked, "{to}");
+        subject.iter().for_each(|subject| assert!(gate.approve(subject, None)));
+        assert_eq!(is_allowed(&gate, to), can_be_asked, "{to}");
+    }
+    assert!(!is_allowed(&gate, "203.0.113.9:23") && !is_allowed(&gate, "203.0.113.8:22"));
+    assert!(gate.keeps("203.0.113.9:22".parse().unwrap(), Protocol::Tcp, None, NOW));
+    // It opens no name that has a private address.
+    let private = resolve(&mut gate, "a.org.", &[("a.org.", 60, "10.0.0.9")]);
+    assert!(matches!(private, AnswerFate::Replace(..)));
 }

@@ -32,7 +32,7 @@ struct Source(Vec<(String, String, EgressTotals)>);
 /// Name and help of a counter, and its values with their verdicts, if it distinguishes them.
 type Counted = (&'static str, &'static str, fn(&EgressTotals) -> Vec<(Option<&'static str>, u64)>);
 
-const COUNTED: [Counted; 5] = [
+const COUNTED: [Counted; 7] = [
     ("connections", "Connections, UDP associations and echo flows", |totals| {
         let (allowed, denied) = (totals.connections_allowed, totals.connections_denied);
         vec![(Some("allow"), allowed), (Some("deny"), denied)]
@@ -49,6 +49,12 @@ const COUNTED: [Counted; 5] = [
     }),
     ("answers_refused", "DNS answers with a private address for a public name", |totals| {
         vec![(None, totals.answers_refused)]
+    }),
+    ("questions", "Questions about destinations that no rule covers", |totals| {
+        vec![(None, totals.questions)]
+    }),
+    ("answers_ignored", "Answers that were late, repeated or to no question", |totals| {
+        vec![(None, totals.answers_ignored)]
     }),
 ];
 
@@ -118,14 +124,16 @@ mod tests {
             queries_refused: 6,
             answers_refused: 7,
             pins: 8,
+            questions: 9,
+            answers_ignored: 10,
         };
         let hostile = "x\"} 1\nforged 2";
         let rows =
             [row("web", 7, Some(totals)), row("plain", 8, None), row(hostile, 9, Some(totals))];
         let text = render(&rows);
         let samples = ringfence_driver::xen::metrics::testing::read(&text).unwrap();
-        // Eight values of each of the two guests.
-        assert_eq!(samples.len(), 16, "{text}");
+        // Ten values of each of the two guests.
+        assert_eq!(samples.len(), 20, "{text}");
         for (name, verdict, value) in [
             ("connections_total", "allow", 1.0),
             ("connections_total", "deny", 2.0),
@@ -142,6 +150,8 @@ mod tests {
             ("datagrams_lost_total", 4.0),
             ("answers_refused_total", 7.0),
             ("pins", 8.0),
+            ("questions_total", 9.0),
+            ("answers_ignored_total", 10.0),
         ] {
             let series = format!("ringfence_guest_egress_{name}{{guest=\"web\",pid=\"7\"}}");
             assert_eq!(samples.get(&series), Some(&value), "{series}: {text}");

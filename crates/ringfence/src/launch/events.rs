@@ -83,6 +83,8 @@ impl GuestProcesses<'_> {
             (Uplink(FromUplink::Port { id, error }), Running) => self.port_is_changed(id, error),
             (Uplink(FromUplink::Policy { error }), Running) => self.policy_is_set(error),
             (Uplink(FromUplink::Totals(totals)), Running) => self.totals_came(Some(&totals)),
+            (Uplink(FromUplink::Question(about)), Running) => self.ask(about),
+            (Uplink(FromUplink::QuestionOver(number)), Running) => self.end_question(number),
             (Uplink(FromUplink::Failed(why)), _) => return Err(failed("the uplink", &why)),
             (ProcessEvent::UplinkGone(ended), _) => return Err(self.gone("the uplink", &ended)),
 

@@ -35,6 +35,7 @@ use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::spawn::{DomainProcess, Event};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::poll::wait_any;
+use ringfence_uplink_process::asking::Asker;
 use ringfence_uplink_process::multicast::Memberships;
 
 /// Time limit for processes that should end together: to tell cause from effect, and to leave
@@ -260,6 +261,11 @@ impl<'a> GuestProcesses<'a> {
         self.uplink.running().and_then(|uplink| uplink.state.memberships())
     }
 
+    /// Returns the party that answers questions of the egress policy, once the uplink runs.
+    fn asker(&self) -> Option<&Asker> {
+        self.uplink.running().and_then(|uplink| uplink.state.asker.as_ref())
+    }
+
     /// Blocks until the next event.
     pub(super) fn next(&mut self, deadline: Option<Instant>) -> ProcessEvent {
         loop {
@@ -278,6 +284,7 @@ impl<'a> GuestProcesses<'a> {
                 .chain(self.clients.iter().flat_map(Clients::fds))
                 .chain(self.host_names().and_then(HostNames::fd))
                 .chain(self.memberships().map(AsFd::as_fd))
+                .chain(self.asker().into_iter().flat_map(Asker::fds))
                 .chain(self.presence.fd())
                 .chain(driver.map(DomainProcess::events))
                 .collect();
@@ -289,7 +296,9 @@ impl<'a> GuestProcesses<'a> {
             let rejoins = self.memberships().and_then(Memberships::deadline);
             let settles = self.guest.state().and_then(|guest| guest.settles);
             let look = self.presence.deadline();
-            let until = [deadline, settles, rejoins, yields, look].into_iter().flatten().min();
+            let asked = self.asker().and_then(Asker::deadline);
+            let until =
+                [deadline, settles, rejoins, yields, look, asked].into_iter().flatten().min();
             match wait_any(&mut fds, until) {
                 Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
@@ -305,6 +314,7 @@ impl<'a> GuestProcesses<'a> {
             return Some(ProcessEvent::Signal(arrived));
         }
         self.with_terminal(|terminal, send| terminal.advance(send));
+        self.serve_questions();
         if let Some(event) = self.look_at_guest() {
             return Some(event);
         }

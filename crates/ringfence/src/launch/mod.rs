@@ -14,6 +14,7 @@
 //! domain, have a parent death signal, so nothing is left behind when it is killed.
 
 mod announce;
+mod asking;
 mod cgroup;
 mod clients;
 mod devices;

@@ -17,6 +17,7 @@ use super::view::ViewOptions;
 use crate::disk::DiskSpec;
 use ringfence_hostnet::address::Address;
 use ringfence_uplink_process::MTU_DEFAULT;
+use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
@@ -107,6 +108,8 @@ pub struct Options {
     pub multicast: Vec<Service>,
     /// Names and addresses that the guest may reach.
     pub egress: EgressArgs,
+    /// Questions about destinations that no rule covers.
+    pub ask: AskArgs,
     /// Ports of the host that are forwarded to the guest.
     pub forwards: Vec<ForwardSpec>,
     /// Default addresses of forwarded ports. If empty, every address of the host.

@@ -184,6 +184,22 @@ impl CommandTerminal {
         }
     }
 
+    /// Returns the connection of the command's own terminal.
+    pub(super) fn relay(&self) -> Option<&Relay> {
+        match &self.connection {
+            Connection::Relay(relay) => Some(relay),
+            Connection::Planned(_) | Connection::Shared(..) => None,
+        }
+    }
+
+    /// Returns the connection of the command's own terminal, to change it.
+    pub(super) fn relay_mut(&mut self) -> Option<&mut Relay> {
+        match &mut self.connection {
+            Connection::Relay(relay) => Some(relay),
+            Connection::Planned(_) | Connection::Shared(..) => None,
+        }
+    }
+
     fn is_foreground(&self) -> bool {
         match &self.connection {
             Connection::Planned(user) | Connection::Shared(user, _) => user.is_foreground(),
@@ -193,11 +209,7 @@ impl CommandTerminal {
 
     /// Returns the descriptors to poll, and for what.
     pub(super) fn polled(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        let relay = match &self.connection {
-            Connection::Relay(relay) => Some(relay),
-            Connection::Planned(_) | Connection::Shared(..) => None,
-        };
-        relay.into_iter().flat_map(Relay::polled)
+        self.relay().into_iter().flat_map(Relay::polled)
     }
 
     /// Returns the time of the next look at the terminals, if none of their events leads to it.
@@ -210,7 +222,7 @@ impl CommandTerminal {
     pub(super) fn advance(&mut self, send: SendOrder<'_>) {
         if let Connection::Relay(relay) = &mut self.connection {
             relay.advance();
-            if relay.may_yield() {
+            if !relay.is_in_dialog() && relay.may_yield() {
                 send(ToGuest::Background);
                 relay.detach();
             }
@@ -223,6 +235,7 @@ impl CommandTerminal {
         match &mut self.connection {
             Connection::Planned(_) => {}
             Connection::Relay(relay) => {
+                relay.end_dialog();
                 relay.drain(signals);
                 relay.detach();
                 let key = relay.take_key();

@@ -17,6 +17,7 @@ use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sys::numbers::bounded;
+use ringfence_uplink_process::asking::Asker;
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forward::{Families, Forward};
 use ringfence_uplink_process::link::LinkOrder;
@@ -42,6 +43,10 @@ pub(super) struct Uplink {
     /// Memberships that follow the host's links.
     memberships: Option<Memberships>,
     pub(super) egress: GuestEgress,
+    /// Party that answers questions about destinations that no rule covers.
+    pub(super) asker: Option<Asker>,
+    /// Time limit of answers in seconds. Queries wait for them.
+    asked_within: Option<u16>,
     /// Set if the options name the name servers.
     servers_are_given: bool,
     pub(super) ports: PublishedPorts,
@@ -58,12 +63,16 @@ impl Uplink {
     /// Plans the uplink that the options request. Returns `None` if there is none.
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
         // A wrong rule is reported before options that contradict each other.
-        let policy = options.egress.source()?;
+        let policy = options.ask.apply(options.egress.source()?, &options.egress)?;
+        super::asking::check(options)?;
         if !is_wanted(options)? {
             return Ok(None);
         }
         let name = options.name.clone().unwrap_or_else(|| "guest".to_owned());
-        let egress = GuestEgress::open(policy, &options.egress, name)?.with_denials();
+        let asker = Asker::new(&options.ask, &options.egress.policy, name.clone())?;
+        let egress = GuestEgress::open(policy, &options.egress, name)?
+            .with_denials()
+            .with_questions(options.ask.limits());
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
@@ -108,6 +117,8 @@ impl Uplink {
             multicast,
             memberships,
             egress,
+            asker,
+            asked_within: options.ask.ask.as_ref().map(|_| options.ask.ask_within),
             servers_are_given: !options.name_servers.is_empty(),
             ports,
             forwards,
@@ -143,7 +154,18 @@ impl Uplink {
 
     /// Returns the guest's name servers.
     pub(super) fn resolver(&self) -> ResolverConfig {
-        self.plan.resolver()
+        self.with_patience(self.plan.resolver())
+    }
+
+    /// Has programs wait for the answer to a query as long as a person may take to approve it.
+    fn with_patience(&self, mut resolver: ResolverConfig) -> ResolverConfig {
+        /// Maximum of the C library (`RES_MAXRETRANS` of resolv.h), in seconds.
+        const TIMEOUT_MAX: u16 = 30;
+        if let Some(within) = self.asked_within {
+            // The last option of a kind is in force.
+            resolver.options.push(format!("timeout:{}", within.saturating_add(1).min(TIMEOUT_MAX)));
+        }
+        resolver
     }
 
     /// Follows the name servers that the host has now, unless the options name others. The uplink process opens the way
@@ -179,7 +201,8 @@ impl Uplink {
     /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
         let name_servers = self.plan.name_servers.clone();
-        ResolverConfig { name_servers, search: host.search, options: host.options }
+        let resolver = ResolverConfig { name_servers, search: host.search, options: host.options };
+        self.with_patience(resolver)
     }
 
     /// Returns the configuration of the uplink process.
@@ -292,6 +315,7 @@ fn asks_for_details(options: &Options) -> bool {
         || !options.allow_local.is_empty()
         || !options.multicast.is_empty()
         || options.egress.are_given()
+        || options.ask.ask.is_some()
 }
 
 fn asks_for_nothing(options: &Options) -> bool {

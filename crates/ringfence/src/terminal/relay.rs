@@ -23,6 +23,9 @@ use rustix::process::Signal;
 use rustix::termios::{LocalModes, OptionalActions, OutputModes, SpecialCodeIndex, Termios};
 
 use super::UserTerminal;
+use dialog::Dialog;
+
+mod dialog;
 
 /// Bytes that wait for a terminal at most.
 const PENDING_MAX: usize = 64 * 1024;
@@ -37,6 +40,9 @@ const SIGNAL_KEYS: [(SpecialCodeIndex, Signal); 3] = [
     (SpecialCodeIndex::VQUIT, Signal::QUIT),
     (SpecialCodeIndex::VSUSP, Signal::TSTP),
 ];
+
+/// Key that ends a command.
+const INTERRUPT: &[u8] = &[3];
 
 /// Bytes on their way to a terminal.
 #[derive(Debug, Default)]
@@ -102,6 +108,8 @@ pub(crate) struct Relay {
     first: Option<Termios>,
     /// Signal of the last key for which the command's terminal sends one.
     key: Option<Signal>,
+    /// Question of the launcher on the user's terminal.
+    dialog: Option<Dialog>,
 }
 
 impl Relay {
@@ -118,6 +126,7 @@ impl Relay {
             attachment: None,
             first: None,
             key: None,
+            dialog: None,
         };
         relay.first = relay.modes();
         if relay.is_foreground() {
@@ -238,14 +247,16 @@ impl Relay {
         of_master.set(PollFlags::OUT, !self.to_command.is_empty());
         let mut of_user = PollFlags::empty();
         of_user.set(PollFlags::IN, self.takes_keys());
-        of_user.set(PollFlags::OUT, !self.to_user.is_empty());
+        let to_user = self.dialog.as_ref().map_or(&self.to_user, |dialog| &dialog.text);
+        of_user.set(PollFlags::OUT, !to_user.is_empty());
         let master = self.master.as_ref().filter(|_| !self.is_over);
         let master = master.map(|master| (master.as_fd(), of_master));
         master.into_iter().chain(self.user.as_ref().map(|user| (user.as_fd(), of_user)))
     }
 
     fn takes_keys(&self) -> bool {
-        self.is_attached() && self.to_command.is_empty() && self.is_foreground()
+        let has_room = self.dialog.is_some() || self.to_command.is_empty();
+        self.is_attached() && has_room && self.is_foreground()
     }
 
     /// Copies what can be copied now.
@@ -330,7 +341,11 @@ impl Relay {
             self.to_user = Pending::default();
             return false;
         };
-        match self.to_user.send(|bytes| user.write(bytes)) {
+        let to_user = match &mut self.dialog {
+            Some(dialog) => &mut dialog.text,
+            None => &mut self.to_user,
+        };
+        match to_user.send(|bytes| user.write(bytes)) {
             Ok(moved) => moved,
             Err(_) => {
                 self.hang_up();
@@ -346,8 +361,12 @@ impl Relay {
         let mut bytes = [0; READ];
         match self.user.as_ref().map(|user| user.read(&mut bytes)) {
             Some(Ok(count @ 1..)) => {
-                self.note_signal_key(&bytes[..count]);
-                self.to_command.bytes.extend_from_slice(&bytes[..count]);
+                let mut keys = &bytes[..count];
+                if let Some(dialog) = &mut self.dialog {
+                    keys = if dialog.take_keys(keys) { INTERRUPT } else { &[] };
+                }
+                self.note_signal_key(keys);
+                self.to_command.bytes.extend_from_slice(keys);
                 true
             }
             Some(Err(error))
@@ -389,6 +408,7 @@ impl Relay {
     /// Hangs up the command's terminal, as the user's was.
     fn hang_up(&mut self) {
         self.attachment = None;
+        self.dialog = None;
         self.user = None;
         self.master = None;
         self.to_user = Pending::default();

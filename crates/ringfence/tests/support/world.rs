@@ -144,10 +144,21 @@ impl World {
 
     /// Starts a command on the host.
     pub fn host(&self, words: &[impl AsRef<str>]) -> Running {
+        self.spawn(self.enter_host(), words)
+    }
+
+    /// Returns the words that start a command on the host.
+    pub fn host_words(&self, words: &[&str]) -> Vec<String> {
+        let mut all = self.enter_host();
+        all.extend(words.iter().map(|word| (*word).to_owned()));
+        all
+    }
+
+    fn enter_host(&self) -> Vec<String> {
         let files = self.lab.file("").to_str().unwrap().to_owned();
         let mut all = enter(&self.host, self.is_root, &["--net", "--mount"]);
         all.extend(["env".into(), format!("--chdir={files}")]);
-        self.spawn(all, words)
+        all
     }
 
     /// Starts a command outside.

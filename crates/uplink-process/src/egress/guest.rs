@@ -10,14 +10,15 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ringfence_policy::PolicySource;
 use ringfence_policy::denials::Denials;
+use ringfence_policy::{Action, PolicySource};
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_uplink::egress::AskLimits;
 
 use super::EgressArgs;
 use super::document;
 use super::records::{Records, without_controls};
-use crate::config::PolicyHead;
+use crate::config::{AskHead, PolicyHead};
 use crate::messages::{FromUplink, RULES_IN_MESSAGE, UplinkRules};
 use crate::orders::UplinkOrder;
 use crate::totals::EgressTotals;
@@ -46,6 +47,8 @@ pub struct GuestEgress {
     sentences: Vec<String>,
     /// Lines of verdicts for clients that watch them. `None` without such clients.
     watched: Option<String>,
+    /// Limits of questions about destinations that no rule covers.
+    asks: Option<AskHead>,
 }
 
 impl GuestEgress {
@@ -67,7 +70,19 @@ impl GuestEgress {
             denials: None,
             sentences: Vec::new(),
             watched: None,
+            asks: None,
         })
+    }
+
+    /// Has the uplink's process ask about destinations that no rule covers.
+    #[must_use]
+    pub fn with_questions(mut self, limits: Option<AskLimits>) -> GuestEgress {
+        let milliseconds = |within: Duration| u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        self.asks = limits.map(|AskLimits { within, at_a_time }| AskHead {
+            within: milliseconds(within),
+            at_a_time,
+        });
+        self
     }
 
     /// Lists denials, and announces new ones ([`GuestEgress::take_sentences`]).
@@ -148,7 +163,8 @@ impl GuestEgress {
     /// Returns the settings for the configuration of the uplink's process.
     pub fn head(&self) -> Option<PolicyHead> {
         let (all, learns) = (self.records.are_wanted(), self.records.learns());
-        Some(PolicyHead::of(self.policy.as_ref()?, self.recorded_as(), all, learns))
+        let head = PolicyHead::of(self.policy.as_ref()?, self.recorded_as(), all, learns);
+        Some(PolicyHead { asks: self.asks, ..head })
     }
 
     /// Returns the guest's name in records, if some are wanted.
@@ -215,7 +231,11 @@ impl GuestEgress {
         if self.records.learns() {
             return Err("it is started with --egress-learn, which allows everything".to_owned());
         }
-        let document = document::write(policy).map_err(|error| error.to_string())?;
+        let mut policy = policy.clone();
+        if self.asks.is_some() && policy.default.is_none() {
+            policy.default = Some(Action::Deny);
+        }
+        let document = document::write(&policy).map_err(|error| error.to_string())?;
         let order = UplinkOrder::Policy { recorded_as: self.recorded_as() };
         let sent = channel.send_now(&order, &[document.as_fd()]);
         sent.map_err(|error| format!("the uplink: {error}"))

@@ -43,6 +43,8 @@ pub struct DatagramInspector {
     has_passed: bool,
     /// Verdict on datagrams that are no QUIC.
     other: Option<bool>,
+    /// Time of the last call.
+    now: Duration,
 }
 
 impl DatagramInspector {
@@ -63,6 +65,7 @@ impl DatagramInspector {
                 until: None,
                 has_passed: false,
                 other: None,
+                now: Duration::ZERO,
             })
         })
     }
@@ -79,6 +82,7 @@ impl DatagramInspector {
 
     /// Decides on the next datagram of the guest.
     pub fn judge(&mut self, bytes: &[u8], now: Duration) -> DatagramVerdict {
+        self.now = now;
         let seen = self.client.read(bytes, now);
         let mut verdict = self.verdict(seen);
         if verdict == DatagramVerdict::Wait {
@@ -135,7 +139,7 @@ impl DatagramInspector {
     }
 
     fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Udp, &self.allowed, shown)
+        self.egress.check(self.to, Protocol::Udp, &self.allowed, shown, self.now)
     }
 
     /// Removes the datagrams that waited. There is none while a hello is not complete.
@@ -152,6 +156,7 @@ impl DatagramInspector {
     pub fn expire(&mut self, now: Duration) -> bool {
         let is_over = self.until.is_some_and(|until| until <= now);
         if is_over {
+            self.now = now;
             self.check(&Shown::Malformed);
             self.forget();
         }

@@ -11,6 +11,9 @@
 //! A word without an end of line may be the first message of another protocol, or the beginning of a request. After a pause
 //! ([`WORD_PASSES_AFTER`]) it is passed, and the bytes behind it are read as before.
 //!
+//! A name that no rule covers may be asked about ([`asking`](super::asking)). The bytes wait for the answer, and are then read
+//! again.
+//!
 //! A guest gains nothing by the pause: only characters of a method, or ends of lines, pass by it, and no server acts on those
 //! alone. They stay here and are read again together with what follows, so the server receives the rest of a request, with its
 //! target and host, after the verdict on all of it. A TLS record begins with a byte that is no character of a method, so no part
@@ -27,7 +30,7 @@ use ringfence_policy::gate::{Decision, Inspection};
 use ringfence_policy::http::{FirstLine, Line, is_word};
 use ringfence_policy::tls::second::{Later, Next, first_len};
 
-use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER};
+use super::{Asked, Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER, Waiting};
 
 /// First bytes of a connection, and the hello or request in them.
 #[derive(Debug)]
@@ -44,6 +47,12 @@ pub struct FirstBytes {
     until: Option<Duration>,
     /// Time at which a word is passed.
     pause: Option<Duration>,
+    /// Question about the name that they show.
+    asked: Option<Waiting>,
+    /// No bytes will follow.
+    are_all: bool,
+    /// Time of the last call.
+    now: Duration,
     reader: Reader,
     /// Response to a request that is denied.
     page: Option<Vec<u8>>,
@@ -84,6 +93,9 @@ impl FirstBytes {
                 passed: 0,
                 until: None,
                 pause: None,
+                asked: None,
+                are_all: false,
+                now: Duration::ZERO,
                 reader: Reader::First,
                 page: None,
             })
@@ -124,9 +136,22 @@ impl FirstBytes {
         state.waiting += bytes.len();
         drop(state);
         self.bytes.extend_from_slice(bytes);
-        self.pause = None;
-        if !self.read(is_all) {
+        self.are_all |= is_all;
+        if self.asked.is_some() {
+            return FirstVerdict::Wait;
+        }
+        self.read_on(now)
+    }
+
+    /// Reads the bytes that are here.
+    fn read_on(&mut self, now: Duration) -> FirstVerdict {
+        (self.now, self.pause) = (now, None);
+        if !self.read(self.are_all) {
             return FirstVerdict::Deny;
+        }
+        if let Some(waiting) = self.asked {
+            self.until = Some(waiting.until);
+            return FirstVerdict::Wait;
         }
         let is_first = matches!(self.reader, Reader::First);
         if is_first && self.passed < self.bytes.len() && self.is_word_of_other_protocol() {
@@ -144,10 +169,19 @@ impl FirstBytes {
             let Some(shown) = ringfence_policy::first::inspect(&all, is_all) else {
                 return true;
             };
-            if !self.check(&shown) {
+            let is_allowed =
+                match self.egress.check_or_ask(self.to, &self.allowed, &shown, self.now) {
+                    Asked::Decided(is_allowed) => is_allowed,
+                    Asked::Held(waiting) => {
+                        self.asked = Some(waiting);
+                        return true;
+                    }
+                };
+            if !is_allowed {
                 let is_web = self.to.port() == WEB && matches!(shown, Shown::Http(_));
                 self.page = is_web.then(|| {
-                    self.egress.refusal_page(self.to, &self.allowed, &shown, is_head(&self.all()))
+                    let is_head = is_head(&self.all());
+                    self.egress.refusal_page(self.to, &self.allowed, &shown, is_head, self.now)
                 });
                 return false;
             }
@@ -212,6 +246,26 @@ impl FirstBytes {
         self.egress.release(self.bytes.len() + self.before.len());
         (self.bytes, self.before, self.passed) = (Vec::new(), Vec::new(), 0);
         (self.until, self.pause, self.reader) = (None, None, Reader::Done);
+        self.asked = None;
+    }
+
+    /// Returns `true` if the bytes wait for the answer to a question.
+    pub fn is_asking(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Returns `true` if the question for which the bytes wait is over.
+    pub fn is_answered(&self) -> bool {
+        self.asked.is_some_and(|waiting| !self.egress.is_waiting(waiting.id))
+    }
+
+    /// Reads the bytes again after the answer to the question.
+    pub fn resume(&mut self, now: Duration) -> FirstVerdict {
+        if self.asked.take().is_some() {
+            self.until = None;
+            return self.read_on(now);
+        }
+        FirstVerdict::Wait
     }
 
     /// Removes bytes that the socket accepted.
@@ -230,7 +284,12 @@ impl FirstBytes {
 
     /// Acts at [`FirstBytes::deadline`]. Returns [`FirstVerdict::Deny`] if the bytes are not complete in time, and records
     /// that.
-    pub fn on_deadline(&mut self) -> FirstVerdict {
+    pub fn on_deadline(&mut self, now: Duration) -> FirstVerdict {
+        self.now = now;
+        if self.asked.is_some() {
+            self.egress.expire_questions(now);
+            return self.resume(now);
+        }
         if self.pause.take().is_some() {
             self.passed = self.bytes.len();
             self.until = None;
@@ -250,11 +309,12 @@ impl FirstBytes {
 
     /// Returns `true` if the bytes are a word, and the connection may be of another protocol.
     fn is_word_of_other_protocol(&self) -> bool {
-        is_word(&self.all()) && self.egress.allows(self.to, &self.allowed, &Shown::Unknown)
+        is_word(&self.all())
+            && self.egress.allows(self.to, &self.allowed, &Shown::Unknown, self.now)
     }
 
     fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown)
+        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown, self.now)
     }
 }
 

@@ -29,6 +29,7 @@ macro_rules! context {
             host: &mut $fixture.host,
             replies: &mut Replies::default(),
             queries: &mut Vec::new(),
+            held: &mut crate::held::HeldPackets::default(),
             counters: &$fixture.counters,
             now: $now,
         }

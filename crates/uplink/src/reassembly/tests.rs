@@ -58,6 +58,7 @@ impl Fixture {
             host: &mut host,
             replies: &mut Replies::default(),
             queries: &mut Vec::new(),
+            held: &mut crate::held::HeldPackets::default(),
             counters: &self.counters,
             now: self.now,
         };

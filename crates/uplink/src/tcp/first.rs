@@ -7,11 +7,26 @@
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
+use super::Tcp;
 use super::connection::TcpConnection;
 use super::pieces::gather;
 use crate::context::Context;
 use crate::egress::{FirstBytes, FirstVerdict};
+use crate::flow::Origin;
 use crate::host::Piece;
+
+impl Tcp {
+    /// Lets the connections of the guest go on, or end, whose first bytes have waited for the answer to a question.
+    pub(crate) fn resume_asked(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            if self.flows.get_mut(id).is_some_and(|flow| flow.resume_asked(context)) {
+                self.enqueue(id);
+                self.update_deadline(id, context);
+            }
+        }
+    }
+}
 
 impl TcpConnection {
     /// Adds payload to the first bytes. Returns `true` if all of it was taken.
@@ -33,7 +48,11 @@ impl TcpConnection {
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
         self.bytes.from_guest += bytes.len() as u64;
         self.judge(first, &bytes, false, context);
-        if bytes.len() < offered {
+        if bytes.len() < offered && first.is_asking() {
+            // There is no room before the answer, whatever the socket takes.
+            context.counters.tcp_overcommitted.add((offered - bytes.len()) as u64);
+            self.flags.refused = true;
+        } else if bytes.len() < offered {
             self.record_refused(offered - bytes.len(), context);
         }
         bytes.len() == offered
@@ -55,14 +74,31 @@ impl TcpConnection {
     /// Acts on the time limit of the first bytes. Returns `false` if the connection ends.
     pub(super) fn on_first_bytes_deadline(&mut self, context: &mut Context<'_>) -> bool {
         let Some(mut first) = self.first.take() else { return true };
-        let is_allowed = first.on_deadline() != FirstVerdict::Deny;
-        if is_allowed {
-            self.send_first_bytes(&mut first, context);
-        } else {
-            context.counters.egress_hellos_denied.add(1);
+        let verdict = first.on_deadline(context.now);
+        self.apply(verdict, &mut first, context);
+        self.keep_first_bytes(first);
+        !self.flags.denied
+    }
+
+    /// Keeps first bytes as long as some are here, or will be read.
+    fn keep_first_bytes(&mut self, first: Box<FirstBytes>) {
+        if !first.is_done() || first.held() > 0 {
+            self.first = Some(first);
         }
-        self.first = Some(first);
-        is_allowed
+    }
+
+    /// Reads first bytes again whose question is over. Returns `true` if there were any.
+    pub(super) fn resume_asked(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(mut first) = self.first.take_if(|first| first.is_answered()) else { return false };
+        let verdict = first.resume(context.now);
+        self.apply(verdict, &mut first, context);
+        self.keep_first_bytes(first);
+        if core::mem::take(&mut self.flags.refused) {
+            // The guest retransmits at once.
+            self.duplicate_acks_due = 3;
+        }
+        self.flags.ack_due = true;
+        true
     }
 
     fn judge(
@@ -72,7 +108,12 @@ impl TcpConnection {
         is_all: bool,
         context: &mut Context<'_>,
     ) {
-        match first.add(bytes, is_all, context.now) {
+        let verdict = first.add(bytes, is_all, context.now);
+        self.apply(verdict, first, context);
+    }
+
+    fn apply(&mut self, verdict: FirstVerdict, first: &mut FirstBytes, context: &mut Context<'_>) {
+        match verdict {
             FirstVerdict::Wait => {}
             FirstVerdict::Pass => self.send_first_bytes(first, context),
             FirstVerdict::Deny => {
@@ -110,8 +151,6 @@ impl TcpConnection {
         if !first.passed().is_empty() {
             self.send_first_bytes(&mut first, context);
         }
-        if !first.is_done() || first.held() > 0 {
-            self.first = Some(first);
-        }
+        self.keep_first_bytes(first);
     }
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::pieces::gather;
 use crate::context::Context;
-use crate::egress::Egress;
+use crate::egress::{Asked, Egress};
 use crate::flow::FlowId;
 use crate::host::Piece;
 use crate::name_query::{NameQuery, QueryClient, framed};
@@ -131,7 +131,12 @@ impl LocalStream {
                 return;
             }
             let Some(query) = rest.get(..length) else { return };
-            let fate = self.egress.query(names.ends, query, context.now, context.counters);
+            // Programs ask over datagrams first. Those can wait for an answer, a stream cannot.
+            let asked = self.egress.query(names.ends, query, false, context.now, context.counters);
+            let fate = match asked {
+                Asked::Decided(fate) => fate,
+                Asked::Held(_) => QueryFate::Drop,
+            };
             self.egress.release(2 + length);
             self.from_guest.drain(..2 + length);
             match fate {

@@ -69,7 +69,7 @@ use serve::Served;
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::egress::FirstBytes;
+use crate::egress::{Asked, FirstBytes};
 use crate::emit::Ends;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
@@ -240,8 +240,10 @@ impl Tcp {
         }
         let (mut first, mut name) = (None, None);
         if let Some(egress) = &context.egress {
-            let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
-                return reset::refuse(syn.packet, syn.segment, context);
+            let decision = match context.decide(key.remote, to, Protocol::Tcp) {
+                Asked::Decided(Some(decision)) => decision,
+                Asked::Decided(None) => return reset::refuse(syn.packet, syn.segment, context),
+                Asked::Held(waiting) => return context.hold(syn.packet, waiting),
             };
             name = decision.name.as_ref().map(|name| name.as_str().into());
             first = FirstBytes::new(egress, key.remote, decision);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ringfence_policy::Protocol;
 
 use crate::context::Context;
-use crate::egress::{DatagramInspector, Egress};
+use crate::egress::{Asked, DatagramInspector, Egress, Waiting};
 
 /// Returns the policy if datagrams to this destination are queries that it inspects.
 pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a Arc<Egress>> {
@@ -14,15 +14,27 @@ pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a
     context.config.access.is_name_server(to).then_some(egress)
 }
 
-/// Applies the policy to a new association. Returns the inspection that it needs, or an error if it is denied.
+/// Reasons for which an association is not opened.
+pub(super) enum NotAdmitted {
+    Denied,
+    /// Its datagrams wait for the answer to a question.
+    Held(Waiting),
+}
+
+/// Applies the policy to a new association. Returns the inspection that it needs. `outward` is the host's address of the
+/// destination.
 pub(super) fn admit(
     to: SocketAddr,
+    outward: SocketAddr,
     context: &Context<'_>,
-) -> Result<Option<Box<DatagramInspector>>, ()> {
+) -> Result<Option<Box<DatagramInspector>>, NotAdmitted> {
     let Some(egress) = &context.egress else { return Ok(None) };
     if policy_of(to, context).is_some() {
         return Ok(None);
     }
-    let allowed = context.decide(to, Protocol::Udp).ok_or(())?;
-    Ok(DatagramInspector::new(egress, to, allowed))
+    match context.decide(to, outward, Protocol::Udp) {
+        Asked::Decided(Some(allowed)) => Ok(DatagramInspector::new(egress, to, allowed)),
+        Asked::Decided(None) => Err(NotAdmitted::Denied),
+        Asked::Held(waiting) => Err(NotAdmitted::Held(waiting)),
+    }
 }

@@ -52,6 +52,7 @@ use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, QuotedPacket, Reason};
 use crate::packet::{Fragmentation, Mac, Marks, Packet};
+use admission::NotAdmitted;
 use mapping::Mapping;
 use path::{KnownPath, KnownPaths};
 use to_host::SendBlock;
@@ -255,12 +256,18 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let outward = context.open_to(key.remote, Protocol::Udp);
-        let admitted =
-            outward.and_then(|to| Some((to, admission::admit(key.remote, context).ok()?)));
-        let Some((outward, inspector)) = admitted else {
-            icmp_error::refuse(packet, Reason::Prohibited, context);
-            return None;
+        let outward = context.open_to(key.remote, Protocol::Udp).ok_or(NotAdmitted::Denied);
+        let admitted = outward.and_then(|to| Ok((to, admission::admit(key.remote, to, context)?)));
+        let (outward, inspector) = match admitted {
+            Ok(admitted) => admitted,
+            Err(NotAdmitted::Held(waiting)) => {
+                context.hold(packet, waiting);
+                return None;
+            }
+            Err(NotAdmitted::Denied) => {
+                icmp_error::refuse(packet, Reason::Prohibited, context);
+                return None;
+            }
         };
         let flow = Flow::new(Route::Closed, outward, packet.mac);
         let id = self.insert(key, flow, Origin::Guest, context)?;

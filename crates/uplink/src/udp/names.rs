@@ -8,7 +8,7 @@ use ringfence_policy::gate::{QueryEnds, QueryFate};
 
 use super::{Udp, payload_len, to_host};
 use crate::context::Context;
-use crate::egress::Egress;
+use crate::egress::{Asked, Egress};
 use crate::emit::Ends;
 use crate::flow::FlowKey;
 use crate::packet::{Mac, Packet};
@@ -37,7 +37,11 @@ impl Udp {
         let mut bytes = Vec::new();
         to_host::append(packet, payload_len(packet), &mut bytes);
         let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
-        match egress.query(ends, &bytes, context.now, context.counters) {
+        let fate = match egress.query(ends, &bytes, true, context.now, context.counters) {
+            Asked::Decided(fate) => fate,
+            Asked::Held(waiting) => return context.hold(packet, waiting),
+        };
+        match fate {
             QueryFate::Drop => context.counters.drop_malformed.add(1),
             QueryFate::Reply(reply) => send_reply(&key, packet, &reply, context),
             QueryFate::Forward(query) => {

@@ -7,7 +7,7 @@ use ringfence_policy::quic::testing::{Initial, crypto, first_datagram, hello};
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
 use super::*;
-use crate::egress::{Answered, PolicyInForce};
+use crate::egress::{Answered, AskLimits, Asked, NoteQueue, PolicyInForce};
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
@@ -21,6 +21,15 @@ const SHORT: [u8; 30] = [0x40; 30];
 
 /// Creates a policy under which `a.org` and `b.org` have one address.
 pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
+    egress_with(rule, None, None)
+}
+
+/// Creates the same policy, with a queue of records and limits of questions.
+pub(in crate::egress) fn egress_with(
+    rule: &str,
+    notes: Option<NoteQueue>,
+    limits: Option<AskLimits>,
+) -> Arc<Egress> {
     let allow = |text: &str| RuleSource {
         action: Action::Allow,
         text: text.to_owned(),
@@ -28,14 +37,15 @@ pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
     };
     let rules = vec![allow(rule), allow("b.org:1")];
     let policy = Policy::new(PolicySource { rules, ..PolicySource::default() }).unwrap();
-    let egress = Egress::new(policy, None, false);
+    let egress = Arc::new(Egress::with_questions(policy, notes, false, limits));
     let (guest, server) = ((GUEST, 4000).into(), ([10, 0, 0, 1], 53).into());
     let ends = QueryEnds { guest, server, over: Protocol::Udp };
     let counters = UplinkCounters::default();
     for name in [b'a', b'b'] {
         let question = [&[1, name, 3][..], b"org\0\0\x01\0\x01"].concat();
         let query = [&b"\0\x07\x01\0\0\x01\0\0\0\0\0\0"[..], &question].concat();
-        let QueryFate::Forward(sent) = egress.query(ends, &query, NOW, &counters) else { panic!() };
+        let asked = egress.query(ends, &query, false, NOW, &counters);
+        let Asked::Decided(QueryFate::Forward(sent)) = asked else { panic!() };
         let record = [&b"\xc0\x0c\0\x01\0\x01\0\0\x0e\x10\0\x04"[..], &SHARED.octets()].concat();
         let answer =
             [&sent[..2], b"\x81\x80\0\x01\0\x01\0\0\0\0", &sent[12..12 + question.len()], &record];

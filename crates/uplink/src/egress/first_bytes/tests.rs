@@ -1,8 +1,9 @@
 use ringfence_policy::quic::testing::hello;
 
-use super::super::datagrams::tests::egress;
+use super::super::datagrams::tests::{egress, egress_with};
 use super::*;
 use crate::UplinkCounters;
+use crate::egress::{Answer, AskLimits};
 
 const NOW: Duration = Duration::from_secs(1000);
 const SECOND: Duration = Duration::from_secs(1);
@@ -98,7 +99,7 @@ fn word_of_another_protocol_passes_after_a_pause_and_reading_goes_on() {
     let mut first = first_bytes();
     assert_eq!(add(&mut first, b"ruok"), (FirstVerdict::Wait, 0));
     assert_eq!(first.deadline(), Some(NOW + WORD_PASSES_AFTER));
-    assert_eq!(first.on_deadline(), FirstVerdict::Pass);
+    assert_eq!(first.on_deadline(NOW + FIRST_BYTES_WITHIN), FirstVerdict::Pass);
     assert_eq!(first.passed(), b"ruok");
     first.sent(4);
     assert!(first.held() == 0 && first.deadline().is_none() && !first.is_done());
@@ -108,7 +109,7 @@ fn word_of_another_protocol_passes_after_a_pause_and_reading_goes_on() {
     for request in ["GET / HTTP/1.1\r\nHost: b.org\r\n\r\n", "PROXY TCP4 x\r\n", "GET /\r\n"] {
         let mut first = first_bytes();
         add(&mut first, &request.as_bytes()[..3]);
-        assert_eq!(first.on_deadline(), FirstVerdict::Pass);
+        assert_eq!(first.on_deadline(NOW + FIRST_BYTES_WITHIN), FirstVerdict::Pass);
         first.sent(3);
         assert_eq!(add(&mut first, &request.as_bytes()[3..]), (FirstVerdict::Deny, 0), "{request}");
         let egress = Arc::clone(&first.egress);
@@ -118,7 +119,7 @@ fn word_of_another_protocol_passes_after_a_pause_and_reading_goes_on() {
 
     let mut first = first_bytes();
     add(&mut first, b"GET");
-    first.on_deadline();
+    first.on_deadline(NOW + FIRST_BYTES_WITHIN);
     first.sent(3);
     let (verdict, passed) = add(&mut first, b" / HTTP/1.1\r\nHost: a.org\r\n\r\n");
     assert_eq!((verdict, passed), (FirstVerdict::Pass, 28));
@@ -149,7 +150,7 @@ fn beginning_of_a_hello_does_not_pass_after_a_pause() {
         let mut first = first_bytes();
         assert_eq!(add(&mut first, bytes), (FirstVerdict::Wait, 0));
         assert_eq!(first.deadline(), Some(NOW + FIRST_BYTES_WITHIN), "{bytes:?}");
-        assert_eq!(first.on_deadline(), FirstVerdict::Deny);
+        assert_eq!(first.on_deadline(NOW + FIRST_BYTES_WITHIN), FirstVerdict::Deny);
     }
 }
 
@@ -186,4 +187,39 @@ fn only_a_denied_request_of_http_on_port_80_has_a_page() {
     }
     let (verdict, none) = page(80, b"GET / HTTP/1.1\r\nHost: a.org\r\n\r\n");
     assert_eq!((verdict, none), (FirstVerdict::Pass, None));
+}
+
+#[test]
+fn hello_for_an_unknown_name_waits_for_the_answer() {
+    let limits = AskLimits { within: SECOND * 30, at_a_time: 8 };
+    // Another port of `b.org` has a rule, so its address is known.
+    let unknown = record("b.org");
+    for (answer, verdict) in [
+        (Some(Answer::Run), FirstVerdict::Pass),
+        (Some(Answer::Deny), FirstVerdict::Deny),
+        (None, FirstVerdict::Deny),
+    ] {
+        let (queue, notes) = std::sync::mpsc::sync_channel(100);
+        let egress = egress_with("a.org", Some(queue), Some(limits));
+        let to = ([203, 0, 113, 1], 443).into();
+        let allowed = egress.connect(to, Protocol::Tcp, NOW, &UplinkCounters::default()).unwrap();
+        let mut first = FirstBytes::new(&egress, to, allowed).unwrap();
+        assert_eq!(add(&mut first, &unknown), (FirstVerdict::Wait, 0));
+        assert!(first.is_asking() && !first.is_answered());
+        assert_eq!(first.deadline(), Some(NOW + limits.within));
+        assert_eq!(add(&mut first, &CCS), (FirstVerdict::Wait, 0));
+        assert_eq!(egress.questions(), 1);
+        let resumed = match answer {
+            Some(answer) => {
+                assert!(egress.answer_question(1, answer, NOW + SECOND) && first.is_answered());
+                first.resume(NOW + SECOND)
+            }
+            None => first.on_deadline(NOW + limits.within),
+        };
+        assert_eq!(resumed, verdict, "{answer:?}");
+        let length = if verdict == FirstVerdict::Pass { unknown.len() + CCS.len() } else { 0 };
+        assert_eq!(first.passed().len(), length);
+        drop((first, notes));
+        assert_eq!(egress.state().waiting, 0);
+    }
 }

@@ -79,6 +79,7 @@ macro_rules! context {
             host: &mut $guest.host,
             replies: &mut $guest.replies,
             queries: &mut Vec::new(),
+            held: &mut crate::held::HeldPackets::default(),
             counters: &$guest.counters,
             now: $guest.now,
         }

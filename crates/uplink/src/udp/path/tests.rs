@@ -63,6 +63,7 @@ impl Guest {
             host: &mut self.host,
             replies: &mut self.replies,
             queries: &mut Vec::new(),
+            held: &mut crate::held::HeldPackets::default(),
             counters: &self.counters,
             now: self.now,
         };
