@@ -230,6 +230,8 @@ impl ForwardedPorts {
                 | FromUplink::Machine(_)
                 | FromUplink::Records(_)
                 | FromUplink::Learned(_)
+                | FromUplink::Question(_)
+                | FromUplink::QuestionOver(_)
                 | FromUplink::Totals(_)) => {
                     self.keep(other);
                     continue;
