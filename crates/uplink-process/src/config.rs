@@ -122,7 +122,7 @@ pub struct PolicyHead {
     pub asks: Option<AskHead>,
 }
 
-/// Limits of questions.
+/// Limits of the questions of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AskHead {
     /// Time limit for an answer in milliseconds.

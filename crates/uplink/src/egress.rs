@@ -7,27 +7,29 @@
 pub mod asking;
 mod datagrams;
 mod first_bytes;
+mod notes;
 
 use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_policy::first::Shown;
-use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds};
+use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds, QueryFate};
 use ringfence_policy::http::Host;
+use ringfence_policy::policy::AskResult;
 use ringfence_policy::record::{Event, Record};
 use ringfence_policy::refusal;
-use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
+use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Subject, Verdict};
 use ringfence_sys::counters::Counter;
 
 use crate::access::Refusal;
 use crate::counters::UplinkCounters;
-use asking::Asking;
 pub use asking::{Answer, AskLimits, Asked, Question, QuestionId, Waiting};
+use asking::{Asking, ONCE_FOR, UNANSWERED_FOR, UNATTENDED_FOR};
 pub use datagrams::{DatagramInspector, DatagramVerdict};
 pub use first_bytes::{FirstBytes, FirstVerdict};
+pub use notes::{Note, NoteQueue};
 
 /// Time within which the first bytes of a connection must be complete.
 pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
@@ -41,20 +43,6 @@ pub const FIRST_BYTES_HELD_MAX: usize = 16 << 20;
 pub struct CarriedBytes {
     pub from_guest: u64,
     pub to_guest: u64,
-}
-
-/// Event for the recorder.
-#[derive(Clone, Debug)]
-pub enum Note {
-    Verdict {
-        record: Record,
-        /// Destination that a learned policy must allow: name if known, address and port, protocol.
-        learn: Option<(Option<HostName>, SocketAddr, Protocol)>,
-    },
-    /// Question for whoever started the guest.
-    Question(Question),
-    /// The question of this number needs no answer any more.
-    Over(QuestionId),
 }
 
 /// Verdicts that the recorder receives.
@@ -74,9 +62,6 @@ pub enum Answered {
     Nothing,
 }
 
-/// Queue to the recorder. `None` is for the owner of the queue.
-pub type NoteQueue = SyncSender<Option<Note>>;
-
 /// Policy of a guest, shared by its engines.
 pub struct Egress {
     state: Mutex<EgressState>,
@@ -95,6 +80,26 @@ struct EgressState {
     /// Number of first bytes that wait for a verdict, and of bytes of local streams.
     waiting: usize,
     recording: Recording,
+}
+
+impl EgressState {
+    /// Asks about a destination if there is anybody to ask. A refusal changes the cause of the verdict.
+    fn ask(
+        &mut self,
+        subject: Option<Subject>,
+        verdict: &mut Verdict,
+        notes: Option<&NoteQueue>,
+        now: Duration,
+    ) -> Option<Waiting> {
+        let asking = self.asking.as_mut()?;
+        match asking.ask(subject?, notes, now) {
+            Ok(waiting) => Some(waiting),
+            Err(why) => {
+                verdict.cause = Cause::Asked(why);
+                None
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Egress {
@@ -156,6 +161,129 @@ impl Egress {
 
     fn state(&self) -> MutexGuard<'_, EgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `true` if unknown destinations are asked about.
+    pub(crate) fn asks(&self) -> bool {
+        self.asks
+    }
+
+    /// Returns the number of questions that were answered or are over, for all engines. Packets that were held for them can be
+    /// judged again once it has changed.
+    pub(crate) fn settled(&self) -> u64 {
+        self.settled.get()
+    }
+
+    /// Returns `true` if a question waits for its answer.
+    pub(crate) fn is_waiting(&self, id: QuestionId) -> bool {
+        self.state().asking.as_ref().is_some_and(|asking| asking.is_waiting(id))
+    }
+
+    /// Returns the number of answers that were ignored: late, repeated, or to questions that nobody has asked.
+    pub fn answers_ignored(&self) -> u64 {
+        self.state().asking.as_ref().map_or(0, |asking| asking.ignored)
+    }
+
+    /// Returns the number of questions so far.
+    pub fn questions(&self) -> u64 {
+        self.state().asking.as_ref().map_or(0, |asking| asking.asked)
+    }
+
+    /// Applies an answer. Returns `false` if no question of this number waits.
+    pub fn answer_question(&self, id: QuestionId, answer: Answer, now: Duration) -> bool {
+        let mut state = self.state();
+        let Some(asking) = state.asking.as_mut() else { return false };
+        let Some((subject, _)) = asking.take(|waiting| waiting.id == id && now < waiting.until)
+        else {
+            asking.ignored += 1;
+            return false;
+        };
+        let until = match answer {
+            Answer::Once => Some(now + ONCE_FOR),
+            _ => None,
+        };
+        let denied = match answer {
+            Answer::Once | Answer::Run if state.gate.approve(&subject, until) => None,
+            Answer::Once | Answer::Run => Some((Duration::MAX, AskResult::TooMany)),
+            Answer::Deny => Some((Duration::MAX, AskResult::Denied)),
+            Answer::Unattended => Some((now + UNATTENDED_FOR, AskResult::Unattended)),
+        };
+        if let (Some((until, why)), Some(asking)) = (denied, state.asking.as_mut()) {
+            asking.deny(subject, until, why);
+        }
+        self.settled.add(1);
+        true
+    }
+
+    /// Ends the questions whose time is over.
+    pub(crate) fn expire_questions(&self, now: Duration) {
+        let mut state = self.state();
+        let Some(asking) = state.asking.as_mut() else { return };
+        while let Some((subject, waiting)) = asking.take(|waiting| waiting.until <= now) {
+            asking.deny(subject, now + UNANSWERED_FOR, AskResult::Unanswered);
+            if let Some(notes) = &self.notes {
+                // The launcher has a limit of its own, in case this is lost.
+                let _ = notes.try_send(Some(Note::Over(waiting.id)));
+            }
+            self.settled.add(1);
+        }
+    }
+
+    /// Decides on a new flow of the guest, which may have to wait for an answer. Returns `None` in a decision if it is denied.
+    /// `can_be_approved`: the flow leads to no address of the host itself.
+    pub(crate) fn admit(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        can_be_approved: bool,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Asked<Option<Decision>> {
+        let mut state = self.state();
+        let mut decision = match can_be_approved {
+            true => state.gate.connect(to, protocol, now),
+            false => state.gate.connect_by_rules(to, protocol, now),
+        };
+        let subject = Gate::subject(&decision, to, protocol).filter(|_| can_be_approved);
+        let held = state.ask(subject, &mut decision.verdict, self.notes.as_ref(), now);
+        if let Some(waiting) = held {
+            return Asked::Held(waiting);
+        }
+        if self.learns {
+            decision.verdict.action = Action::Allow;
+        }
+        self.note(&state, Event::Connect, &decision, Some((to, protocol)), None);
+        drop(state);
+        let is_allowed = decision.verdict.is_allowed();
+        let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
+        counter.add(1);
+        Asked::Decided(is_allowed.then_some(decision))
+    }
+
+    /// Decides on a query of the guest, which may have to wait for an answer. `can_wait`: its packet can be held.
+    pub fn query(
+        &self,
+        ends: QueryEnds,
+        bytes: &[u8],
+        can_wait: bool,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Asked<QueryFate> {
+        let mut state = self.state();
+        let resolution = state.gate.query(ends, bytes, now);
+        let (name, mut verdict) = (resolution.name, resolution.verdict);
+        let subject = resolution.subject.filter(|_| can_wait);
+        if let Some(waiting) = state.ask(subject, &mut verdict, self.notes.as_ref(), now) {
+            return Asked::Held(waiting);
+        }
+        if verdict.is_allowed() {
+            counters.egress_queries.add(1);
+        } else {
+            counters.egress_queries_refused.add(1);
+        }
+        let decision = Decision { verdict, name, inspection: Inspection::None };
+        self.note(&state, Event::Resolve, &decision, None, None);
+        Asked::Decided(resolution.fate)
     }
 
     /// Decides on a new flow, which never waits for an answer. Returns `None` if it is denied.

@@ -1,12 +1,11 @@
 //! Questions of the egress policy in the launcher ([`ringfence_uplink_process::asking`]): passes questions of the uplink on, and
 //! answers back.
 
-use ringfence_uplink_process::asking::{AskBy, Prompt};
+use ringfence_uplink_process::asking::Prompt;
 use ringfence_uplink_process::messages::AskedAbout;
 use ringfence_uplink_process::orders::UplinkOrder;
 
 use super::guest_processes::GuestProcesses;
-use super::options::{Options, TerminalChoice};
 use super::terminal::CommandTerminal;
 
 impl GuestProcesses<'_> {
@@ -69,18 +68,4 @@ impl Prompt for CommandTerminal {
             relay.end_dialog();
         }
     }
-}
-
-/// Checks that the command cannot answer its own questions.
-///
-/// # Errors
-///
-/// Returns the reason for which it could.
-pub(super) fn check(options: &Options) -> anyhow::Result<()> {
-    if options.ask.ask == Some(AskBy::Terminal) && options.terminal == TerminalChoice::Shared {
-        anyhow::bail!(
-            "--ask terminal: with --terminal shared the command could type the answers itself; leave out one of them"
-        );
-    }
-    Ok(())
 }

@@ -17,7 +17,7 @@ use super::view::ViewOptions;
 use crate::disk::DiskSpec;
 use ringfence_hostnet::address::Address;
 use ringfence_uplink_process::MTU_DEFAULT;
-use ringfence_uplink_process::asking::AskArgs;
+use ringfence_uplink_process::asking::{AskArgs, AskBy};
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
@@ -163,6 +163,20 @@ impl Options {
     pub(super) fn ids(&self) -> Option<OwnIds> {
         let is_root = self.as_root || rustix::process::geteuid().is_root();
         (!is_root).then(OwnIds::current)
+    }
+
+    /// Checks that the command cannot answer its own questions.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which it could.
+    pub(super) fn check_questions(&self) -> anyhow::Result<()> {
+        if self.ask.ask == Some(AskBy::Terminal) && self.terminal == TerminalChoice::Shared {
+            anyhow::bail!(
+                "--ask terminal: with --terminal shared the command could type the answers itself; leave out one of them"
+            );
+        }
+        Ok(())
     }
 
     /// Returns `true` if the guest is on a switch.

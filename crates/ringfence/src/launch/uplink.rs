@@ -64,7 +64,7 @@ impl Uplink {
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
         // A wrong rule is reported before options that contradict each other.
         let policy = options.ask.apply(options.egress.source()?, &options.egress)?;
-        super::asking::check(options)?;
+        options.check_questions()?;
         if !is_wanted(options)? {
             return Ok(None);
         }

@@ -21,7 +21,7 @@ mod question;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ impl fmt::Display for AskBy {
     }
 }
 
-/// Options about questions.
+/// Options about questions of the egress policy.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AskArgs {
     /// Ask about each destination that no rule covers: `terminal`, `exec:COMMAND` or `socket:PATH`
@@ -144,7 +144,7 @@ pub trait Prompt {
     fn show(&mut self, text: &str);
     /// Takes the line, once it is complete.
     fn take_line(&mut self) -> Option<String>;
-    /// Ends the reading.
+    /// Reads no more of the line.
     fn close(&mut self);
 }
 
@@ -399,12 +399,6 @@ impl Asker {
     pub fn take_messages(&mut self) -> Vec<String> {
         std::mem::take(&mut self.messages)
     }
-}
-
-/// Returns the file name without its folders.
-fn base_name(path: &Path) -> String {
-    path.file_name()
-        .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

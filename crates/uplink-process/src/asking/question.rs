@@ -18,8 +18,6 @@ use ringfence_policy::approvals::Host;
 use ringfence_policy::refusal::{clean, unicode_of};
 use serde::{Deserialize, Serialize};
 
-use super::base_name;
-
 /// Version of the JSON lines. It grows when a field changes its meaning.
 const VERSION: u32 = 1;
 
@@ -161,6 +159,12 @@ impl Question {
         let keys = format!("o once, r for this run{always}, d deny, then Enter ({left} s): ");
         format!("ringfence: {}\nringfence: {}", clean(&text), clean(&keys))
     }
+}
+
+/// Returns the file name without its folders.
+fn base_name(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -132,7 +132,8 @@ fn question_is_denied_at_once_if_nobody_answers() {
     writeln!(Program::accept(&listener).stream, "yes").unwrap();
     assert_eq!(answers(&mut asker, 1), [(3, AnswerToUplink::Unattended)]);
     asker.ask(about(4, "a.org"));
-    writeln!(Program::accept(&listener).stream, "{}", "x".repeat(1 << 16)).unwrap_err();
+    // The connection may end before all of it is written.
+    let _ = writeln!(Program::accept(&listener).stream, "{}", "x".repeat(1 << 16));
     assert_eq!(answers(&mut asker, 1), [(4, AnswerToUplink::Unattended)]);
 
     let mut asker = self::asker("terminal", &[]);

@@ -130,7 +130,7 @@ mod tests {
         let mut dialog = Dialog::new("?", false);
         dialog.since = Instant::now().checked_sub(IGNORED_FOR).unwrap();
         for keys in keys {
-            let _ = dialog.take_keys(keys);
+            dialog.take_keys(keys);
         }
         dialog.answer
     }

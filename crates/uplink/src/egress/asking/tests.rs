@@ -1,8 +1,11 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use ringfence_policy::{HostName, PolicySource, RuleSource};
+use ringfence_policy::gate::{Decision, QueryEnds, QueryFate};
+use ringfence_policy::{Action, HostName, PolicySource, Protocol, RuleSource};
 
 use super::*;
+use crate::counters::UplinkCounters;
+use crate::egress::{Asked, Egress};
 
 const NOW: Duration = Duration::from_secs(1000);
 const SECOND: Duration = Duration::from_secs(1);
