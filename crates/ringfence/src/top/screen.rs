@@ -87,7 +87,7 @@ impl Screen {
 }
 
 impl AsFd for Screen {
-    /// Returns the input.
+    /// Returns the input, for poll.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.former.input.as_fd()
     }
