@@ -4,17 +4,23 @@
 //! |---|---|
 //! | `ringfence-VERSION-x86_64-linux.tar.xz` | the static program, manual pages, completions, guides, unit, profiles, licences |
 //! | `ringfence-VERSION-x86_64-linux-debug.tar.xz` | names and lines of the program, for debuggers |
+//! | `ringfence-VERSION-1.x86_64.rpm` | package for systems with RPM, if rpmbuild is installed |
+//! | `ringfence-VERSION-1-x86_64.pkg.tar.zst` | package for Arch Linux |
 //! | `ringfence-VERSION-py3-none-….whl` | wheel for Python's package index |
 //! | `ringfence-VERSION.cdx.json` | bill of materials (CycloneDX) |
+//! | `NAME-VERSION.crate` | with `--crates`: the published crates |
 //! | `SHA256SUMS` | checksums of these files |
 //!
 //! Files have the time in `SOURCE_DATE_EPOCH`, or that of the last commit. Paths of this computer are replaced in the
 //! program, so two builds in different folders have equal bytes. Debian packages are those of `cargo xtask package`.
 
+mod arch;
 mod archive;
 mod dependencies;
 mod licences;
+mod rpm;
 mod sbom;
+mod system;
 mod wheel;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +32,9 @@ use taskkit::exec::Cmd;
 use taskkit::tree::Tree;
 
 use crate::contents;
+use crate::packages::published;
 use dependencies::{Component, TARGET};
+use system::SystemPackage;
 use wheel::Wheel;
 
 /// Profile of the program: `release`, with the lines of the source. They go to the archive for debuggers.
@@ -38,6 +46,9 @@ pub(crate) struct DistArgs {
     /// Static program to pack, in place of one that is built now
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Also pack the crates for a registry, from which `cargo install ringfence` takes them
+    #[arg(long)]
+    crates: bool,
     /// Directory for the archives; by default `dist` in the target directory
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -55,7 +66,8 @@ pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result
     let epoch = epoch(root)?;
     let rust = rust_version(root)?;
     let components = dependencies::of_program(root)?;
-    for file in (Dist { root, components, rust, epoch }).pack(&program, &folder)? {
+    let crates = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
+    for file in (Dist { root, components, crates, rust, epoch }).pack(&program, &folder)? {
         println!("{}", file.display());
     }
     Ok(true)
@@ -86,6 +98,26 @@ fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     Ok(target.join(TARGET).join(PROFILE).join("ringfence"))
 }
 
+/// Packs the published crates in `folder`, without a build of each. Returns their paths.
+fn pack_crates(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut command = Cmd::cargo().args(["package", "--locked", "--no-verify", "--quiet"]);
+    let names = published(root)?;
+    for name in &names {
+        command = command.args(["--package", name]);
+    }
+    let packed = command.env("CARGO_TARGET_DIR", target).run(root)?;
+    anyhow::ensure!(packed, "the crates were not packed; each file must be committed");
+    let version = workspace_version(root)?;
+    let mut made = Vec::new();
+    for name in names {
+        let file = format!("{name}-{version}.crate");
+        let from = target.join("package").join(&file);
+        std::fs::copy(&from, folder.join(&file)).with_context(|| from.display().to_string())?;
+        made.push(folder.join(file));
+    }
+    Ok(made)
+}
+
 /// Returns the time of all files in seconds since 1970.
 fn epoch(root: &Path) -> anyhow::Result<u64> {
     let given = std::env::var("SOURCE_DATE_EPOCH").ok();
@@ -112,6 +144,8 @@ fn rust_version(root: &Path) -> anyhow::Result<String> {
 struct Dist<'a> {
     root: &'a Path,
     components: Vec<Component>,
+    /// Crates that were packed in the folder.
+    crates: Vec<PathBuf>,
     rust: String,
     epoch: u64,
 }
@@ -154,8 +188,24 @@ impl Dist<'_> {
         };
         let wheel = wheel.build(folder, self.epoch)?;
         let sbom_file = folder.join(format!("ringfence-{version}.cdx.json"));
-        std::fs::write(&sbom_file, sbom)?;
+        std::fs::write(&sbom_file, &sbom)?;
         let mut made = vec![main_archive, debug_archive, wheel, sbom_file];
+        let package = SystemPackage {
+            root: self.root,
+            version: &version,
+            program,
+            stripped: &stripped,
+            licences: &licences,
+            sbom: &sbom,
+            epoch: self.epoch,
+        };
+        made.push(arch::build(&package, folder)?);
+        if rpm::is_possible() {
+            made.push(rpm::build(&package, folder)?);
+        } else {
+            println!("rpmbuild is missing (Debian package rpm): no RPM package");
+        }
+        made.extend(self.crates.iter().cloned());
         made.push(archive::write_sums(&made, folder)?);
         Ok(made)
     }
@@ -230,8 +280,8 @@ mod tests {
     /// Returns a program of the system, which stands for the product: only an ELF file can be stripped.
     fn program() -> Option<PathBuf> {
         let is_missing = |name: &&str| !Cmd::new(*name).args(["--version"]).probe();
-        if let Some(name) = ["objcopy", "strip", "xz", "zip"].into_iter().find(is_missing) {
-            println!("SKIPPED: {name} is missing (Debian packages binutils, xz-utils, zip)");
+        if let Some(name) = ["objcopy", "strip", "xz", "zip", "zstd"].into_iter().find(is_missing) {
+            println!("SKIPPED: {name} is missing (Debian packages binutils, xz-utils, zip, zstd)");
             return None;
         }
         // Prints whatever it is asked for, as the manual and the completions.
@@ -249,14 +299,19 @@ mod tests {
             component.folder = crates.join(&component.name);
             std::fs::create_dir_all(&component.folder).unwrap();
         }
-        let dist = Dist { root, components, rust: "1.88.0".to_owned(), epoch: 1_000_000_000 };
+        let (rust, epoch) = ("1.88.0".to_owned(), 1_000_000_000);
+        let dist = Dist { root, components, crates: Vec::new(), rust, epoch };
         let mut made = Vec::new();
         for part in ["one", "two/deeper"] {
             let folder = folder.path().join(part);
             std::fs::create_dir_all(&folder).unwrap();
             made.push(dist.pack(&program, &folder).unwrap());
             let left = std::fs::read_dir(&folder).unwrap().count();
-            assert_eq!(left, 5, "only the archives, the bill of materials and the checksums");
+            let expected = 6 + usize::from(rpm::is_possible());
+            assert_eq!(
+                left, expected,
+                "only the archives, the bill of materials and the checksums"
+            );
         }
         for (one, two) in made[0].iter().zip(&made[1]) {
             assert!(

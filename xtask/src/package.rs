@@ -98,14 +98,10 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
         deb.link(&format!("usr/libexec/ringfence/{name}"), "../../bin/ringfence")?;
     }
     let dist = root.join("dist");
-    deb.copy("usr/share/ringfence/pasta-alternatives", 0o755, &dist.join("pasta-alternatives"))?;
     contents::add_profiles(deb.tree(), "usr/share", root)?;
-    for script in ["vif-ringfence", "block-ringfence"] {
-        deb.copy(&format!("etc/xen/scripts/{script}"), 0o755, &dist.join(script))?;
+    for (name, path, mode) in contents::SYSTEM_FILES {
+        deb.copy(path, *mode, &dist.join(name))?;
     }
-    deb.copy("etc/ringfence/ringfence.toml", 0o644, &dist.join("ringfence.toml"))?;
-    let unit = "ringfence-serve.service";
-    deb.copy(&format!("usr/lib/systemd/system/{unit}"), 0o644, &dist.join(unit))?;
     contents::add_generated(deb.tree(), "usr/share", program)?;
     contents::add_guides(deb.tree(), "usr/share", root)?;
     let licence = std::fs::read_to_string(root.join("LICENSE-MIT"))?;

@@ -15,8 +15,8 @@ pub fn printable(text: &str) -> String {
 
 /// Returns `true` for a character that acts on a terminal, or on the order of other characters (Unicode's annex 9).
 fn acts(c: char) -> bool {
-    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || turns
+    let reorders = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || reorders
 }
 
 /// Replaces the control characters of a text of several lines, except its line breaks.

@@ -60,7 +60,7 @@ impl Counter {
 pub struct Level(AtomicU64);
 
 impl Level {
-    /// Replaces the number.
+    /// Replaces the number by another one.
     #[inline]
     pub fn set(&self, n: u64) {
         self.0.store(n, Relaxed);

@@ -76,7 +76,7 @@ pub(super) struct TotalsSource {
 }
 
 impl TotalsSource {
-    /// Returns the totals.
+    /// Returns the totals of this moment.
     pub(super) fn read(&self) -> UplinkTotals {
         let mut traffic = BTreeMap::<String, u64>::new();
         for (name, count) in self.counters.iter().flat_map(|counters| counters.each()) {

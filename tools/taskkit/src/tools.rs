@@ -70,10 +70,12 @@ pub static NIGHTLY: Tool = Tool {
 pub static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 /// Decompressor of Debian's kernel image.
 pub static XZ: Tool = debian("xz", "xz-utils");
-/// Decompressor of later kernel images.
+/// Compressor of the Arch package, decompressor of later kernel images.
 pub static ZSTD: Tool = debian("zstd", "zstd");
 /// Packer of the Python wheel.
 pub static ZIP: Tool = debian("zip", "zip");
+/// Builder of the RPM package.
+pub static RPMBUILD: Tool = debian("rpmbuild", "rpm");
 /// Compiler for the hypervisor and the kernel.
 pub static GCC: Tool = debian("gcc", "gcc");
 /// Build tool for the hypervisor and the kernel.

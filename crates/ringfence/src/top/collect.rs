@@ -27,7 +27,7 @@ use crate::commands::{Counters, Reply, Request};
 /// Time limit for the answers of all launchers.
 const ANSWERS: Duration = Duration::from_secs(1);
 
-/// Sources of samples.
+/// Sources that a sample is taken from.
 pub(super) struct Collector {
     /// Sockets of daemons and sessions that the user named.
     sockets: Vec<PathBuf>,
@@ -43,7 +43,7 @@ impl Collector {
         Collector { sockets: sockets.to_vec(), daemon }
     }
 
-    /// Takes a sample.
+    /// Takes a sample of all sources.
     pub(super) fn collect(&self) -> Sample {
         let listing = find::all();
         let (items, remarks) = (Vec::new(), Vec::new());

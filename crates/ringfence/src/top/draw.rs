@@ -75,7 +75,7 @@ impl Theme {
     }
 }
 
-/// Draws the view.
+/// Draws the view on a whole screen.
 pub(super) fn draw(buffer: &mut Buffer, app: &mut App, theme: Theme) {
     let area = buffer.area;
     if area.height < 4 || area.width < 20 {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// Numbers by name.
+/// Counters or levels by their name.
 pub(super) type Counts = BTreeMap<String, u64>;
 
 /// Kinds of items. The names are those of `ringfence top --json`.

@@ -59,9 +59,10 @@ impl Screen {
         let mut raw = modes.clone();
         raw.make_raw();
         let former = Arc::new(Former { input, output, modes });
-        let (at_panic, hook) = (Arc::clone(&former), std::panic::take_hook());
+        // The hook outlives the screen, which is then restored already.
+        let (at_panic, hook) = (Arc::downgrade(&former), std::panic::take_hook());
         std::panic::set_hook(Box::new(move |panic| {
-            at_panic.restore();
+            at_panic.upgrade().iter().for_each(|former| former.restore());
             hook(panic);
         }));
         let screen = Screen { former, pending: String::new() };
@@ -87,7 +88,7 @@ impl Screen {
 }
 
 impl AsFd for Screen {
-    /// Returns the input.
+    /// Returns the input, for poll.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.former.input.as_fd()
     }
@@ -282,6 +283,8 @@ impl Backend for Screen {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use ratatui_core::style::Style;
     use ratatui_core::terminal::Terminal;
     use rustix::fs::{Mode, OFlags};
@@ -289,6 +292,9 @@ mod tests {
     use rustix::termios::LocalModes;
 
     use super::*;
+
+    /// Lock of the tests with a screen: a panic in one restores the screens of all.
+    static SCREENS: Mutex<()> = Mutex::new(());
 
     /// Terminal of a test: the end of whoever types, and the end of the program.
     fn pty() -> (OwnedFd, OwnedFd) {
@@ -317,6 +323,7 @@ mod tests {
 
     #[test]
     fn terminal_is_restored_when_the_screen_is_dropped() {
+        let _alone = SCREENS.lock().unwrap_or_else(PoisonError::into_inner);
         let (keyboard, terminal) = pty();
         let screen = enter(&terminal);
         assert_eq!((shown(&keyboard).as_str(), echoes(&terminal)), (ENTER, false));
@@ -326,6 +333,7 @@ mod tests {
 
     #[test]
     fn terminal_is_restored_at_a_panic_before_its_message() {
+        let _alone = SCREENS.lock().unwrap_or_else(PoisonError::into_inner);
         let (keyboard, terminal) = pty();
         let screen = enter(&terminal);
         assert_eq!(shown(&keyboard), ENTER);
@@ -338,6 +346,7 @@ mod tests {
 
     #[test]
     fn cells_are_written_with_their_places_and_styles() {
+        let _alone = SCREENS.lock().unwrap_or_else(PoisonError::into_inner);
         let (keyboard, terminal) = pty();
         let size = rustix::termios::Winsize { ws_row: 2, ws_col: 8, ws_xpixel: 0, ws_ypixel: 0 };
         rustix::termios::tcsetwinsize(&terminal, size).unwrap();

@@ -504,3 +504,31 @@ fn container_of_podman_4_is_connected_as_by_slirp4netns() {
     }
     servers.into_iter().for_each(|server| drop(server.end()));
 }
+
+#[test]
+fn status_socket_shows_the_traffic_of_a_namespace() {
+    require!(Need::Program("bash", "bash"));
+    let world = world!();
+    let script = format!(
+        "echo x > /dev/udp/{FAR_V4}/9; touch sent; until [ -e asked ]; do sleep 0.05; done"
+    );
+    let words =
+        ["./pasta", "--config-net", "--status-socket", "status", "-q", "--", "bash", "-c", &script];
+    let guest = world.host(&words);
+    assert!(eventually(MOMENT, || world.file("sent").exists()));
+    let ringfence =
+        |words: &[&str]| world.host(&[&[world.lab.program()], words].concat()).succeed(MOMENT);
+    let status = || ringfence(&["status", "--socket", "status"]);
+    let sent = || status().contains("tap: 2 B sent by the guest, 0 B received\n");
+    assert!(eventually(MOMENT, sent), "{}", status());
+    assert!(status().contains(" pasta for pasta, process "), "{}", status());
+    let table = ringfence(&["top", "--interval", "0.1", "--socket", "status"]);
+    assert!(table.contains("FRONT  ") && table.contains(" pasta tap\n"), "{table}");
+    let json = ringfence(&["top", "--json", "--interval", "0.1", "--socket", "status"]);
+    let all: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let front =
+        all["items"].as_array().unwrap().iter().find(|item| item["kind"] == "front").unwrap();
+    assert_eq!(front["counters"]["udp_bytes_in"], 2, "{all:#}");
+    std::fs::write(world.file("asked"), "").unwrap();
+    assert_eq!(guest.finish(LONG).status, Some(0));
+}

@@ -10,3 +10,4 @@ mod limits;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod top;
