@@ -594,10 +594,8 @@ fn parse_shared_switch(text: &str) -> Result<String, String> {
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {
-    DomainKind::ALL
-        .into_iter()
-        .find(|kind| kind.subcommand() == text)
-        .ok_or_else(|| "no such process".to_owned())
+    let kind = DomainKind::ALL.into_iter().find(|kind| kind.subcommand() == text);
+    kind.ok_or_else(|| "no such process".to_owned())
 }
 
 #[cfg(test)]
