@@ -261,15 +261,7 @@ impl Device {
                 let base = u16::try_from(value).map_err(|_| ClientFault::Value { index, value })?;
                 self.stopped(index)?.base = base;
             }
-            Request::SetVringAddress(address) => {
-                let vring = self.vring(address.index)?;
-                if address.flags != 0 {
-                    let VringAddress { index, flags: value, .. } = address;
-                    return Err(ClientFault::Value { index, value });
-                }
-                vring.address = Some(address);
-                self.move_all()?;
-            }
+            Request::SetVringAddress(address) => self.set_address(address)?,
             Request::SetVringKick(file) => self.set_kick(file, files, epoll)?,
             Request::SetVringCall(file) => {
                 let call = self.event(file, files)?;
@@ -357,6 +349,17 @@ impl Device {
             // A write would block if the client has filled the counter.
             let _ = self.signal.signal(call);
         }
+    }
+
+    /// Takes the addresses of a vring's tables.
+    fn set_address(&mut self, address: VringAddress) -> Result<(), ClientFault> {
+        let vring = self.vring(address.index)?;
+        if address.flags != 0 {
+            let VringAddress { index, flags: value, .. } = address;
+            return Err(ClientFault::Value { index, value });
+        }
+        vring.address = Some(address);
+        self.move_all()
     }
 
     /// Returns a vring that must not run.
