@@ -4,6 +4,7 @@
 
 mod errors;
 mod killed;
+mod machines;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;
