@@ -16,9 +16,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
+use ringfence_block::storage::testing::workload::Workload;
+use ringfence_block::vhost_user::testing::{FrontDisk, shape};
 use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::isolation::syscalls::{Confined, enforce, trap_denied_calls};
 use ringfence_testkit::denied;
+use ringfence_vhost_user::testing::Frontend;
 use rustix::pipe::PipeFlags;
 
 use support::disks::{URI, image_file};
@@ -40,7 +43,9 @@ fn main() -> ExitCode {
             trap_denied_calls();
             ringfence::main_with(Cli::parse()).into()
         }
-        ["run" | "hub" | "status" | "demo", ..] => ringfence::main_with(Cli::parse()).into(),
+        ["run" | "hub" | "status" | "demo" | "vhost-user", ..] => {
+            ringfence::main_with(Cli::parse()).into()
+        }
         ["deny", call] => deny(call),
         _ => support::harness::main(&[
             (
@@ -58,6 +63,10 @@ fn main() -> ExitCode {
             (
                 "disk_of_server_is_served_without_denied_call",
                 disk_of_server_is_served_without_denied_call,
+            ),
+            (
+                "disk_of_machine_is_served_without_denied_call",
+                disk_of_machine_is_served_without_denied_call,
             ),
             ("switch_traffic_makes_no_denied_call", switch_traffic_makes_no_denied_call),
             ("outgoing_traffic_makes_no_denied_call", outgoing_traffic_makes_no_denied_call),
@@ -119,6 +128,21 @@ fn copy_both_ways(lab: &Lab, options: &str) {
     succeeded(lab.script(&format!("-v {options}"), &script).finish(LONG));
     assert_eq!(sha256(&back), sha256(&content), "{options}");
     lab.assert_no_switch();
+}
+
+fn disk_of_machine_is_served_without_denied_call() {
+    require!(Need::Guests);
+    let lab = Lab::of(program());
+    let file = image_file(&lab, 4).display().to_string();
+    let words = ["vhost-user", "blk", "--socket", "s", "-v", "--disk"];
+    let disk = format!("{file},discard,cache=writethrough");
+    let running = lab.spawn(&[&[lab.program()][..], &words, &[&disk]].concat());
+    running.wait_for_error(" serves ");
+    let mut front = Frontend::new(shape(2)).unwrap();
+    front.connect(&lab.file("s")).unwrap();
+    let disk = FrontDisk::new(front).unwrap();
+    Workload::new(1).exercise(&disk, 200);
+    succeeded(running.end());
 }
 
 fn disk_in_file_is_served_without_denied_call() {

@@ -5,6 +5,7 @@
 mod errors;
 mod images;
 mod killed;
+mod machines;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;
