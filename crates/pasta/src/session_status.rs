@@ -152,9 +152,7 @@ impl StatusServer {
         Some(if memory.is_pool {
             format!("{process} is {memory}")
         } else {
-            format!(
-                "warning: {process} {memory}; --require-pool refuses that (docs/vhost-user.md)"
-            )
+            format!("warning: {process} {memory}; --require-pool refuses that (docs/vhost-user.md)")
         })
     }
 
