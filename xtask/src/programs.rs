@@ -91,7 +91,7 @@ struct EndedProgram {
     output: Vec<u8>,
 }
 
-/// Runs one program.
+/// Runs one program, and reads the results of its tests.
 fn one(order: &Order, setting: &Setting) -> EndedProgram {
     let mut command = setting.command(&order.program.file, &order.args);
     if let Some(path) = &order.path {

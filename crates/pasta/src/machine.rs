@@ -185,7 +185,7 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Returns the path.
+    /// Returns the path at which clients connect.
     pub fn path(&self) -> &Path {
         &self.path
     }

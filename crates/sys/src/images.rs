@@ -74,12 +74,12 @@ pub struct ImageStorage<F> {
 }
 
 impl<F> ImageStorage<F> {
-    /// Wraps a file.
+    /// Wraps a file for the library of an image format.
     pub fn new(file: F) -> ImageStorage<F> {
         ImageStorage { file, helper: CommonStorageHelper::default() }
     }
 
-    /// Returns the file.
+    /// Returns the file that was wrapped.
     pub fn file(&self) -> &F {
         &self.file
     }

@@ -28,7 +28,7 @@ pub struct Message {
     pub files: Descriptors,
 }
 
-/// Result of receiving.
+/// Result of an attempt to receive a message.
 #[derive(Debug)]
 pub enum Incoming {
     Message(Message),

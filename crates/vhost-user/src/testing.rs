@@ -178,7 +178,7 @@ impl Frontend {
         self.attach(UnixStream::connect(path)?)
     }
 
-    /// Closes the connection.
+    /// Closes the connection, as a hypervisor that ends does.
     pub fn disconnect(&mut self) {
         self.socket = None;
     }

@@ -17,7 +17,7 @@ pub mod feature {
     pub const FLUSH: u64 = 1 << 9;
     /// Physical block size is in the configuration space (`VIRTIO_BLK_F_TOPOLOGY`).
     pub const TOPOLOGY: u64 = 1 << 10;
-    /// Several queues (`VIRTIO_BLK_F_MQ`).
+    /// The device has several queues (`VIRTIO_BLK_F_MQ`).
     pub const MQ: u64 = 1 << 12;
     /// The device discards ranges (`VIRTIO_BLK_F_DISCARD`).
     pub const DISCARD: u64 = 1 << 13;

@@ -103,7 +103,7 @@ impl FrontDisk {
         front.set_up()
     }
 
-    /// Returns the frontend.
+    /// Locks the frontend, which the thread of the device uses too.
     pub fn front(&self) -> MutexGuard<'_, Frontend> {
         self.front.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,7 +16,7 @@ use crate::disk::{DiskSpec, Source};
 /// Exit status for a disk that would not be served.
 const STATUS_REFUSED: u8 = 1;
 
-/// Actions on disks.
+/// Actions on disks that no guest uses.
 #[derive(Debug, clap::Subcommand)]
 pub enum DiskCommand {
     /// Say how a file would be served as a disk, with its backing files, and why not

@@ -24,7 +24,7 @@ pub struct VhostUserArgs {
     pub device: DeviceArgs,
 }
 
-/// Kinds of devices.
+/// Kinds of devices, with the options of each.
 #[derive(Debug, Subcommand)]
 pub enum DeviceArgs {
     Blk(Box<BlkArgs>),

@@ -104,6 +104,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/facts.rs: whether ranges can be given up
     // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
     // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // block/src/storage/qcow2/file.rs: clusters that are zeroed or given up, and flushes
     // driver/src/xen/records.rs: records of queues
     // platform/src/local/hub/broker.rs: what is left of a domain that is gone is punched out
     // platform/src/local/pages.rs: revoking: punching pages out of one's own arena
@@ -131,14 +132,17 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/relay.rs: longer pipes of relays
     on(UPLINK, libc::SYS_fcntl, &[is(1, libc::F_SETPIPE_SZ)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
+    // block/src/storage/qcow2/file.rs: clusters that are zeroed or given up, and flushes
+    // block/src/storage/qcow2/order.rs: the order of tables and counts of an image
     on(DRIVER | DAEMON | DISK, libc::SYS_fdatasync, &[]),
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // block/src/storage/qcow2/chain.rs: the files of an image
     // block/src/storage/qcow2/file.rs: how long the file of an image is
     // driver/src/xen/records.rs: records of queues
     // platform/src/local/arena.rs: an arena's exact size
-    on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstat, &[]),
+    on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_fstat, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
     // driver/src/xen/disks/opener.rs: whether a disk is on another machine
     // platform/src/local/arena.rs: that an arena is on tmpfs
@@ -264,8 +268,10 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/extents.rs: SEEK_END, whether a disk was truncated
     on(DRIVER, libc::SYS_lseek, &[is(2, 2)]),
     // block/src/storage/extents.rs: SEEK_DATA, where a disk has holes
+    // block/src/storage/qcow2/disk.rs: SEEK_DATA, where a raw backing file has holes
     on(DRIVER, libc::SYS_lseek, &[is(2, 3)]),
     // block/src/storage/extents.rs: SEEK_HOLE, where a disk has holes
+    // block/src/storage/qcow2/disk.rs: SEEK_HOLE, where a raw backing file has holes
     on(DRIVER, libc::SYS_lseek, &[is(2, 4)]),
     // platform/src/local/pages.rs: whether a punched page has left the file
     on(DRIVER | FRONTEND, libc::SYS_lseek, &[is(2, libc::SEEK_DATA)]),
@@ -300,6 +306,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
     // block/src/storage/folders.rs: disks, and the folders on the way to them
+    // block/src/storage/qcow2/chain.rs: the files of an image
     // driver/src/xen/bridge.rs: /sys, and TAPs
     // driver/src/xen/config/error.rs: the configuration, read again
     // driver/src/xen/records.rs: records of queues
@@ -332,6 +339,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
     // block/src/storage/file/facts.rs: the signature of a disk image
+    // block/src/storage/qcow2/header.rs: the header of an image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON | DISK, libc::SYS_pread64, &[]),
     // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory

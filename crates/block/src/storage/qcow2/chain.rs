@@ -10,6 +10,8 @@
 //!
 //! Each file is locked as a raw disk is: the image for writing, everything below it for reading.
 
+// #syscall daemon openat,fstat: the files of an image
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,9 @@
 //! written while an entry of it changes, and a discard invalidates no mapping that another request uses. The sync that
 //! makes a flush durable does not hold the disk.
 
+// #syscall driver lseek 2=3: SEEK_DATA, where a raw backing file has holes
+// #syscall driver lseek 2=4: SEEK_HOLE, where a raw backing file has holes
+
 use core::ops::Range;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;

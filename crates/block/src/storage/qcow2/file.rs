@@ -3,7 +3,8 @@
 //! Reads behind the end of a file give zeros: an image may refer to clusters that were never written, and a raw backing
 //! file may be shorter than the disk above it.
 
-// #syscall driver,daemon fstat: how long the file of an image is
+// #syscall driver,disk,daemon fstat: how long the file of an image is
+// #syscall driver,disk,daemon fallocate,fdatasync: clusters that are zeroed or given up, and flushes
 
 use core::fmt;
 use std::io::{self, IoSlice, IoSliceMut};

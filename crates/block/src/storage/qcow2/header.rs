@@ -5,6 +5,8 @@
 //!
 //! Source: "Qcow2 Image File Format" (`docs/interop/qcow2.rst` of QEMU). Numbers are big-endian.
 
+// #syscall daemon pread64: the header of an image
+
 use std::io;
 use std::os::fd::AsFd;
 

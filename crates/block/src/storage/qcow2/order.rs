@@ -17,6 +17,8 @@
 //! is killed. Entries are written only by threads that hold the disk exclusively, so a refcount is read and set without
 //! another write between.
 
+// #syscall driver,disk,daemon fdatasync: the order of tables and counts of an image
+
 use std::collections::HashSet;
 use std::io::{self, IoSlice};
 use std::sync::{Mutex, MutexGuard, PoisonError};

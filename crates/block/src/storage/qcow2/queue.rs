@@ -1,6 +1,6 @@
 //! Queue of an image: threads that execute requests.
 
-// #syscall driver,daemon preadv,pwritev: clusters of an image, from and to private memory
+// #syscall driver,disk,daemon preadv,pwritev: clusters of an image, from and to private memory
 
 use std::collections::VecDeque;
 use std::io;
