@@ -161,7 +161,7 @@ fn compressed_base_is_read_and_copied_on_write() {
     require_qemu!();
     let place = Place::new();
     let mut bytes = vec![0; 4 << 20];
-    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at >> 10) as u8);
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at >> 10).to_le_bytes()[0]);
     std::fs::write(place.path("raw"), &bytes).unwrap();
     place.succeed("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", "raw", "base"]);
     place.create("image", "-b base -F qcow2");

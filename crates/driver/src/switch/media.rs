@@ -17,13 +17,15 @@ use ringfence_sys::descriptors::Descriptors;
 
 use crate::switchboard::{DiskRequest, Medium};
 
+/// Source of connections of a disk on an NBD server. Other disks have none.
+pub(crate) type ConnectionSource = Option<Arc<Dialer>>;
+
 /// Storage of a disk, and the toolstack's keys that describe it.
 pub(super) struct OpenedMedium {
     pub(super) mode: Mode,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) config: VbdConfig,
-    /// Source of connections of a disk on an NBD server.
-    pub(super) dialer: Option<Arc<Dialer>>,
+    pub(super) dialer: ConnectionSource,
 }
 
 fn text(error: &dyn std::fmt::Display) -> String {
@@ -61,7 +63,7 @@ pub(crate) fn open_storage(
     medium: &Medium,
     files: Vec<OwnedFd>,
     wake: Arc<dyn Fn() + Send + Sync>,
-) -> Result<(Arc<dyn Disk>, Option<Arc<Dialer>>), String> {
+) -> Result<(Arc<dyn Disk>, ConnectionSource), String> {
     match medium {
         Medium::File { facts, options } => {
             let file = at_most_one(files)?.ok_or("the file is missing")?;

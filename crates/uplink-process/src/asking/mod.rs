@@ -355,7 +355,7 @@ impl Asker {
 
     /// Applies the answer to a question that is open. Others are passed to the uplink as well, which counts them.
     fn answer(&mut self, is_it: impl Fn(&Question) -> bool, word: AnswerWord) {
-        let Some(at) = self.open.iter().position(|open| is_it(open)) else {
+        let Some(at) = self.open.iter().position(is_it) else {
             /// Number of no question.
             const NONE: u64 = 0;
             self.answers.push((NONE, AnswerToUplink::Deny));
