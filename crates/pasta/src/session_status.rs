@@ -4,7 +4,7 @@
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
 //! `ringfence status --socket` and `ringfence top --socket` are such clients ([`ask`]). Only the user that started the
 //! session can connect. No call of the session blocks: it asks the uplink for its totals and answers when they come, and a
-//! new socket has room for the object. Clients do not wait longer than [`TOTALS`] for an uplink, which is not trusted.
+//! new socket has room for the object. Clients wait a second at most for an uplink, which is not trusted.
 
 use std::collections::BTreeMap;
 use std::fmt;
