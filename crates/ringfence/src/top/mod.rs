@@ -60,8 +60,8 @@ Examples:
     ringfence top --json --interval 10 | jq -r '.items[] | select(.rates.drops > 0) | .name'
 
 Keys:
-  ? shows all. Tab: guests, vifs, vbds, uplinks, fronts, driver domains. s, r: order. /: filter. Enter: all numbers of
-  one guest. q: quit.
+  ? shows all. Tab: guests, vifs, vbds, uplinks, fronts, driver domains. s, r: order.
+  /: filter. Enter: all numbers of one guest. q: quit.
 
 Environment:
   NO_COLOR    no colours, if it is set and not empty";

@@ -26,6 +26,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use ringfence_hostnet::causes::causes;
 use ringfence_policy::refusal::clean;
 use ringfence_policy::{Action, PolicySource};
 use ringfence_uplink::egress::AskLimits;
@@ -385,7 +386,8 @@ impl Asker {
         match file.add(subject) {
             Ok(()) => format!("approved {subject} always, in {shown}"),
             Err(error) => {
-                format!("approved {subject} for this run; {shown} was not changed: {error:#}")
+                let why = causes(&error);
+                format!("approved {subject} for this run; {shown} was not changed: {why}")
             }
         }
     }
