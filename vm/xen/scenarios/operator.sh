@@ -42,6 +42,7 @@ check 'the configuration can be checked' on dom0 'ringfence serve --check'
 check 'status lists the devices' on dom0 'ringfence status'
 check 'and all counters' on dom0 'ringfence status --counters'
 check 'and JSON' on dom0 'ringfence status --json'
+check 'and rates' on dom0 'ringfence top'
 check 'metrics tell that it is connected' metrics_match "^ringfence_vif_connected\{vif=\"$vif\"\} 1$"
 check 'and what it is' metrics_match "^ringfence_vif_info\{vif=\"$vif\",.*domain=\"one\",.*mac=\"00:16:3e:77:00:0b\""
 check 'and what was dropped' metrics_match "^ringfence_vif_drops_total\{vif=\"$vif\",reason=\"spoofed_source\"\} [1-9]"
