@@ -131,16 +131,21 @@ pub struct Device {
 // #syscall uplink,disk eventfd2: what the files of vrings are compared with
 // #syscall uplink,disk epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
-    /// Creates a device that nobody has set up, and that accepts memory by this rule.
+    /// Creates a device that nobody has set up, and that accepts memory by this rule. `signal` interrupts the driver; a
+    /// process creates it before its sandbox closes.
     ///
     /// # Errors
     ///
     /// Returns the system's error if descriptors are exhausted.
-    pub fn new(offer: DeviceOffer, config: Vec<u8>, rule: PoolRule) -> Result<Device, Errno> {
+    pub fn new(
+        offer: DeviceOffer,
+        config: Vec<u8>,
+        rule: PoolRule,
+        signal: EventSignal,
+    ) -> Result<Device, Errno> {
         let of_eventfds = identity(eventfd(0, EventfdFlags::CLOEXEC)?)?;
         let (memory, requests) = Default::default();
         let vrings = (0..offer.vrings).map(|_| Vring::default()).collect();
-        let signal = EventSignal::new()?;
         let (features, protocol) = (0, 0);
         let (log, log_files) = (None, Vec::new());
         Ok(Device {

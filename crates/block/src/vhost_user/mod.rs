@@ -48,6 +48,7 @@ use std::sync::Arc;
 use ringfence_frame::Fault;
 use ringfence_memory::LentSlice;
 use ringfence_platform::Counters;
+use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_vhost_user::clients::{CLIENT, ClientSlot, Clients, LISTENER};
@@ -86,6 +87,8 @@ pub struct DiskOptions {
     pub pool: PoolRule,
     /// Function that receives each change of the clients' state. It must not block.
     pub report: Option<Reporter>,
+    /// Source of interrupts, for a process whose sandbox denies the creation of one.
+    pub signal: Option<EventSignal>,
 }
 
 /// Event that waits until no request is in progress.
@@ -168,10 +171,11 @@ impl VhostUserDisk {
     /// Returns an error if memory or descriptors are exhausted.
     pub fn new(clients: Clients, disk: &dyn Disk, options: DiskOptions) -> io::Result<Self> {
         let geometry = disk.geometry();
+        let signal = options.signal.map_or_else(EventSignal::new, Ok)?;
         let config = config(&geometry).to_bytes().to_vec();
         Ok(VhostUserDisk {
             clients: ClientSlot::new(clients)?,
-            device: Device::new(offer(&geometry), config, options.pool)?,
+            device: Device::new(offer(&geometry), config, options.pool, signal)?,
             reporter: ClientReporter::new(options.report),
             queue: disk.queue(DEPTH)?,
             geometry,

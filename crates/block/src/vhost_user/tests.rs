@@ -551,7 +551,7 @@ fn memory_beyond_the_required_pool_is_refused() {
     let (own, socket) = UnixStream::pair().unwrap();
     own.set_nonblocking(true).unwrap();
     let storage = MemoryDisk::new(MIB, 512).unwrap();
-    let options = DiskOptions { pool: PoolRule::AtMost(4096), report: None };
+    let options = DiskOptions { pool: PoolRule::AtMost(4096), ..DiskOptions::default() };
     let mut disk = VhostUserDisk::new(Clients::Connected(own.into()), &storage, options).unwrap();
     let front = front(1, socket);
     let table = words(&[1, front.base(), front.memory.len() as u64, front.base(), 0]);

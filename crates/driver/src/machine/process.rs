@@ -15,6 +15,7 @@ use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::limits::raise_descriptor_limit;
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
+use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::pace::Spin;
 use ringfence_sys::poll::wait_any;
@@ -75,9 +76,11 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     ignore_file_size_signal();
     let isolation = Isolation::enter(DomainKind::Disk, &expected)?;
     log::to_stderr(config.verbose);
+    // The closed sandbox denies the file that this needs.
+    let signal = EventSignal::new().map_err(io::Error::from)?;
     isolation.lock()?;
     locked()?;
-    let mut server = DiskServer::new(config, fds, channel)?;
+    let mut server = DiskServer::new(config, fds, signal, channel)?;
     channel.send(&FromDisk::Ready, &[])?;
     server.serve()
 }
@@ -97,6 +100,7 @@ impl DiskServer<'_> {
     fn new<'a>(
         config: DiskConfig,
         fds: Vec<OwnedFd>,
+        signal: EventSignal,
         channel: &'a Channel,
     ) -> Result<DiskServer<'a>, DiskError> {
         let mut fds = fds.into_iter();
@@ -111,7 +115,7 @@ impl DiskServer<'_> {
         let reports = channel.try_clone()?;
         let report: ringfence_vhost_user::Reporter =
             Box::new(move |state| reports.send_or_drop(&FromDisk::Machine(state.into())));
-        let options = DiskOptions { pool: config.pool, report: Some(report) };
+        let options = DiskOptions { pool: config.pool, report: Some(report), signal: Some(signal) };
         let clients = Clients::Listener { socket: listener, one_off: false };
         let mut disk = VhostUserDisk::new(clients, &*storage, options)?;
         logs.into_iter().for_each(|log| disk.add_log_file(log));

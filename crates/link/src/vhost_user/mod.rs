@@ -42,6 +42,7 @@ use ringfence_frame::{
     Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
 };
 use ringfence_platform::Counters;
+use ringfence_sys::event_signal::EventSignal;
 use ringfence_vhost_user::ClientReporter;
 use ringfence_vhost_user::clients::{CLIENT, LISTENER};
 use ringfence_vhost_user::device::{Device, DeviceOffer};
@@ -137,7 +138,7 @@ impl VhostUserLink {
     ) -> io::Result<VhostUserLink> {
         let transport = VhostUserTransport {
             clients: ClientSlot::new(clients)?,
-            device: Device::new(CARD, Vec::new(), options.pool)?,
+            device: Device::new(CARD, Vec::new(), options.pool, EventSignal::new()?)?,
             reporter: ClientReporter::new(options.report),
             receiver: Receiver::default(),
             sender: Sender::default(),

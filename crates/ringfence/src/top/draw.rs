@@ -127,7 +127,9 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, app: &App, theme: Theme) {
     let text = match () {
         () if app.is_typing => format!(" filter: {}_   Enter keeps it, Esc clears it", app.filter),
         () if app.is_help || app.open.is_some() => KEYS_OF_TEXT.to_owned(),
-        () => KEYS.to_owned(),
+        () if app.filter.is_empty() => KEYS.to_owned(),
+        // The first line has no room for it in a narrow terminal.
+        () => format!(" filter {}  {}", app.filter, KEYS.trim_start()),
     };
     put(buffer, area, line, &text, theme.bar());
 }

@@ -509,13 +509,11 @@ fn container_of_podman_4_is_connected_as_by_slirp4netns() {
 fn status_socket_shows_the_traffic_of_a_namespace() {
     require!(Need::Program("bash", "bash"));
     let world = world!();
-    let script = format!(
-        "echo x > /dev/udp/{FAR_V4}/9; touch sent; until [ -e asked ]; do sleep 0.05; done"
-    );
+    let script = format!("echo x > /dev/udp/{FAR_V4}/9; until [ -e asked ]; do sleep 0.05; done");
     let words =
         ["./pasta", "--config-net", "--status-socket", "status", "-q", "--", "bash", "-c", &script];
     let guest = world.host(&words);
-    assert!(eventually(MOMENT, || world.file("sent").exists()));
+    assert!(eventually(MOMENT, || world.file("status").exists()));
     let ringfence =
         |words: &[&str]| world.host(&[&[world.lab.program()], words].concat()).succeed(MOMENT);
     let status = || ringfence(&["status", "--socket", "status"]);

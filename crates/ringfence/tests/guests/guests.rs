@@ -218,7 +218,7 @@ fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
     let allowed = setting.is_ok_and(|text| !text.contains("[never]") && !text.contains("[deny]"));
     let expected = if allowed { "huge" } else { "small" };
     assert_eq!((&web["pages"], &other["pages"]), (&"small".into(), &expected.into()));
-    assert!(table.contains("lent memory:    pages of 4 KiB\n"), "{table}");
+    assert!(table.contains(" KiB in pages of 4 KiB\n"), "{table}");
     // Without a driver domain there is nothing to count.
     let alone = sleeper(&lab, "alone");
     assert_eq!(status("alone")["counters"]["ports"], serde_json::json!({}));
