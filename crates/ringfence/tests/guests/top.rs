@@ -134,7 +134,7 @@ fn live_view_follows_keys_and_restores_the_terminal() {
     screen.press("q");
     let (said, keyboard) = (screen.said.clone(), screen.keyboard.try_clone().unwrap());
     assert_eq!(screen.finish(), 0);
-    assert!(said.text().ends_with(LEAVE), "{:?}", said.text());
+    assert!(eventually(MOMENT, || said.text().ends_with(LEAVE)), "{:?}", said.text());
     assert!(tcgetattr(&keyboard).unwrap().local_modes.contains(LocalModes::ECHO));
     drop(guests.map(Running::end));
 }
@@ -149,7 +149,12 @@ fn signal_ends_the_live_view_and_restores_the_terminal() {
         kill_process(Pid::from_child(&screen.session), signal).unwrap();
         let (said, keyboard) = (screen.said.clone(), screen.keyboard.try_clone().unwrap());
         assert_eq!(screen.finish(), status);
-        assert!(said.text().ends_with(LEAVE), "{signal:?}: {:?}", said.text());
+        // The terminal's text is read by another thread.
+        assert!(
+            eventually(MOMENT, || said.text().ends_with(LEAVE)),
+            "{signal:?}: {:?}",
+            said.text()
+        );
         assert!(tcgetattr(&keyboard).unwrap().local_modes.contains(LocalModes::ECHO), "{signal:?}");
     }
 }
