@@ -5,6 +5,7 @@
 
 // #syscall uplink,disk accept4: clients of a socket
 // #syscall uplink,disk epoll_create1,epoll_ctl: waiting for clients
+// #syscall uplink,disk epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -76,6 +77,26 @@ impl ClientSlot {
     /// Returns the epoll of the slot, to which a device adds files of its own.
     pub fn epoll(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    /// Takes the events of the epoll. Returns `true` if one is of the client's or the listening socket; those of files that
+    /// a device has added need nothing else.
+    ///
+    /// # Errors
+    ///
+    /// Returns a fault with the system's error.
+    pub fn take_events(&self) -> Result<bool, Fault> {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let found = match epoll::wait(&self.epoll, &mut events[..], Some(&now)) {
+            Ok(found) => found,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(Fault::system("cannot hear a hypervisor", errno)),
+        };
+        let is_own = |event: &epoll::Event| {
+            [CLIENT, LISTENER].map(|own| own.u64()).contains(&event.data.u64())
+        };
+        Ok(events[..found].iter().any(is_own))
     }
 
     /// Sets whether the epoll reports room in the client's queue, beside what the client sent.

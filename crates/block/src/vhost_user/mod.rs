@@ -28,8 +28,6 @@
 //! A request that breaks a rule is answered with an error and counted. A chain that cannot be answered, or lies outside
 //! of the memory, ends the connection ([`ClientFault`]).
 
-// #syscall disk epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
-
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -51,15 +49,13 @@ use ringfence_platform::Counters;
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::rules::RuleCounters;
-use ringfence_vhost_user::clients::{CLIENT, ClientSlot, Clients, LISTENER};
+use ringfence_vhost_user::clients::{ClientSlot, Clients};
 use ringfence_vhost_user::device::{Device, DeviceOffer};
 use ringfence_vhost_user::messages::{self, Incoming, Message};
 use ringfence_vhost_user::{ClientFault, ClientReporter, PoolRule, Reporter};
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, protocol_feature};
 use ringfence_wire::virtio::{Descriptor, feature};
 use ringfence_wire::virtio_blk::{BlkConfig, BlkStatus, ID_BYTES, SECTOR, feature as blk};
-use rustix::event::epoll;
-use rustix::io::Errno;
 
 use crate::storage::failure::Failure;
 use crate::storage::{self, Disk, DiskQueue, Done, Geometry, Op, Segment};
@@ -263,17 +259,7 @@ impl VhostUserDisk {
                 queue.suppress();
             }
         }
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let found = match epoll::wait(self.clients.epoll(), &mut events[..], Some(&now)) {
-            Ok(found) => found,
-            Err(Errno::INTR) => 0,
-            Err(errno) => return Err(Fault::system("cannot hear a hypervisor", errno)),
-        };
-        let is_message = |event: &epoll::Event| {
-            [CLIENT, LISTENER].map(|own| own.u64()).contains(&event.data.u64())
-        };
-        self.has_messages |= events[..found].iter().any(is_message);
+        self.has_messages |= self.clients.take_events()?;
         Ok(())
     }
 

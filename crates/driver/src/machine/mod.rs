@@ -8,9 +8,9 @@
 //!         <───── FromDisk ──────────      └──> file, or connection to an NBD server
 //! ```
 //!
-//! It can neither open files nor connect. Connections to an NBD server, and the files of in-flight logs, come from the
-//! session on request. Whoever ends the session ends this process. Requests in flight stay in the hypervisor's log for the
-//! next one.
+//! The process can neither open files nor connect. Connections to an NBD server, and the files of in-flight logs, come
+//! from the session on request. Whoever ends the session ends this process. Requests in flight stay in the hypervisor's
+//! log for the next one.
 
 mod process;
 

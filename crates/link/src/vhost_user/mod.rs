@@ -25,8 +25,6 @@
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
 //!   memory's file under the link; that ends this process, which serves no other guest.
 
-// #syscall uplink epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
-
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -44,7 +42,6 @@ use ringfence_frame::{
 use ringfence_platform::Counters;
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_vhost_user::ClientReporter;
-use ringfence_vhost_user::clients::{CLIENT, LISTENER};
 use ringfence_vhost_user::device::{Device, DeviceOffer};
 use ringfence_vhost_user::messages::{self, Incoming};
 pub use ringfence_vhost_user::{
@@ -53,8 +50,6 @@ pub use ringfence_vhost_user::{
 };
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, Request};
 use ringfence_wire::virtio::feature;
-use rustix::event::epoll;
-use rustix::io::Errno;
 
 use super::clients::{ClientSlot, Clients};
 use super::frame_ring::FrameShape;
@@ -365,17 +360,7 @@ impl RingTransport for VhostUserTransport {
             }
         }
         queue.system.syscalls.add(1);
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let found = match epoll::wait(self.clients.epoll(), &mut events[..], Some(&now)) {
-            Ok(found) => found,
-            Err(Errno::INTR) => 0,
-            Err(errno) => return Err(Fault::system("cannot hear a hypervisor", errno)),
-        };
-        let is_message = |event: &epoll::Event| {
-            [CLIENT, LISTENER].map(|own| own.u64()).contains(&event.data.u64())
-        };
-        self.has_messages |= events[..found].iter().any(is_message);
+        self.has_messages |= self.clients.take_events()?;
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, request};
 use ringfence_wire::virtio::{Descriptor, SplitLayout};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;

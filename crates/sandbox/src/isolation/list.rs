@@ -64,22 +64,20 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/device.rs: waiting for kicks of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_epoll_ctl, &[]),
-    // block/src/vhost_user/mod.rs: kicks and messages of a virtual machine
-    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // vhost-user/src/clients.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_epoll_pwait, &[]),
-    // block/src/vhost_user/mod.rs: kicks and messages of a virtual machine
-    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // vhost-user/src/clients.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
