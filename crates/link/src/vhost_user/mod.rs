@@ -21,7 +21,7 @@
 //! * The link reaches all memory that the hypervisor shares, and no other. Every address and length in it is
 //!   checked, and read once. A [`PoolRule`] refuses a client that shares more than a pool.
 //! * No client blocks the link: it writes to no descriptor of a client, and signals eventfds in a way that never blocks
-//!   ([`EventSignal`](ringfence_sys::event_signal::EventSignal)).
+//!   ([`EventSignal`]).
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
 //!   memory's file under the link; that ends this process, which serves no other guest.
 
