@@ -316,6 +316,18 @@ impl CgroupSet {
         }
     }
 
+    /// Returns the number of the guest's processes that the kernel has killed for lack of memory, if a cgroup counts them.
+    pub(crate) fn killed_for_memory(&self) -> Option<u64> {
+        self.0.iter().find_map(|(entry, parent)| {
+            limits::killed_for_memory(|file| {
+                let path = Path::new(&entry.name).join(file);
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let opened = rustix::fs::openat(parent, path, flags, Mode::empty()).ok()?;
+                io::read_to_string(fs::File::from(opened)).ok()
+            })
+        })
+    }
+
     /// Moves a process into the guest's cgroups, except those of version 2 if it was started there.
     pub(crate) fn enter(&self, pid: Pid, is_in_unified: bool) -> io::Result<()> {
         for (entry, parent) in

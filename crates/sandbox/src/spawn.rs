@@ -182,6 +182,8 @@ pub struct Ended {
     pub ending: Ending,
     /// Last part of the inner process's standard error.
     pub stderr_tail: String,
+    /// Number of a guest's processes that the kernel killed for lack of memory, if its cgroup counted them.
+    pub killed_for_memory: Option<u64>,
 }
 
 /// One of a domain's two processes.
@@ -345,21 +347,21 @@ impl DomainProcess {
     /// Returns the next report of the supervisor, if there is one. A supervisor that is gone counts
     /// as the end of its domain.
     pub fn next_event(&self) -> Option<Event> {
-        let ended = |ending, stderr_tail| {
-            Some(Event::Ended(Ended { first: Process::Inner, ending, stderr_tail }))
+        let ended = |first, ending, stderr_tail, killed_for_memory| {
+            Some(Event::Ended(Ended { first, ending, stderr_tail, killed_for_memory }))
         };
         match self.control.as_ref()?.try_receive::<FromSupervisor>() {
             Ok(None) => None,
             Ok(Some((FromSupervisor::Stderr(text), _))) => Some(Event::Stderr(text)),
-            Ok(Some((FromSupervisor::Ended { ending, stderr_tail }, _))) => {
-                ended(ending, stderr_tail)
+            Ok(Some((FromSupervisor::Ended { ending, stderr_tail, killed_for_memory }, _))) => {
+                ended(Process::Inner, ending, stderr_tail, killed_for_memory)
             }
-            Ok(Some((FromSupervisor::Failed(why), _))) => ended(Ending::Unknown, why),
-            Ok(Some(_)) | Err(_) => Some(Event::Ended(Ended {
-                first: Process::Supervisor,
-                ending: self.supervisor.ending(),
-                stderr_tail: String::new(),
-            })),
+            Ok(Some((FromSupervisor::Failed(why), _))) => {
+                ended(Process::Inner, Ending::Unknown, why, None)
+            }
+            Ok(Some(_)) | Err(_) => {
+                ended(Process::Supervisor, self.supervisor.ending(), String::new(), None)
+            }
         }
     }
 

@@ -84,7 +84,12 @@ pub enum FromSupervisor {
     /// The inner process wrote this to standard error. Dropped if the launcher does not read.
     Stderr(String),
     /// The inner process ended, and with it all processes of its PID namespace.
-    Ended { ending: Ending, stderr_tail: String },
+    Ended {
+        ending: Ending,
+        stderr_tail: String,
+        /// Number of a guest's processes that the kernel killed for lack of memory.
+        killed_for_memory: Option<u64>,
+    },
     /// Start of the domain failed for this reason.
     Failed(String),
 }
@@ -184,7 +189,9 @@ fn supervise(
     if let Some(cleanup) = cleanup {
         cleanup.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
     }
-    control.send_or_drop(&FromSupervisor::Ended { ending, stderr_tail });
+    // The launcher cannot ask any more: the cgroups are removed with this process.
+    let killed_for_memory = own_cgroups.killed_for_memory();
+    control.send_or_drop(&FromSupervisor::Ended { ending, stderr_tail, killed_for_memory });
     Ok(ending)
 }
 

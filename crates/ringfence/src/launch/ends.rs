@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use ringfence_sandbox::Ending;
-use ringfence_sandbox::cgroup::GuestCgroup;
 use ringfence_sandbox::spawn::{Ended, Process};
 use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
@@ -14,12 +13,9 @@ use ringfence_hostnet::text::last_line;
 
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {
-        // The supervisor removes the cgroup with init.
-        let why = self.lack_of_memory(ending);
         // After init all processes that the command started are gone.
-        if let Some(guest) = self.guest.running() {
-            guest.domain.wait_ended(GRACE);
-        }
+        let ended = self.guest.running().and_then(|guest| guest.domain.wait_ended(GRACE));
+        let why = self.lack_of_memory(ending, ended.as_ref());
         let loud = match ending {
             Ending::Killed(number) => {
                 ![Signal::INT.as_raw(), Signal::PIPE.as_raw()].contains(&number)
@@ -32,11 +28,11 @@ impl GuestProcesses<'_> {
         Outcome { status: ending.exit_status(), problem: None, ending: Some(ending) }
     }
 
-    /// Returns the reason for a kill, if the guest has reached its limit of memory.
-    fn lack_of_memory(&self, ending: Ending) -> &'static str {
-        let usage = self.cgroup.get().map(GuestCgroup::usage).unwrap_or_default();
+    /// Returns the reason for a kill, if the guest has reached its limit of memory. `ended` is the report of the guest's
+    /// supervisor, which removes the cgroup with its count.
+    fn lack_of_memory(&self, ending: Ending, ended: Option<&Ended>) -> &'static str {
         let is_killed = ending == Ending::Killed(Signal::KILL.as_raw());
-        match usage.killed_for_memory {
+        match ended.and_then(|ended| ended.killed_for_memory) {
             Some(1..) if is_killed && self.options.limits.memory.is_some() => {
                 ": the guest has reached its limit of memory (--memory)"
             }

@@ -171,19 +171,23 @@ impl Usage {
         for directory in directories {
             let text = |name: &str| fs::read_to_string(directory.join(name)).ok();
             let number = |name: &str| text(name)?.trim().parse().ok();
-            let killed = |name: &str| {
-                let text = text(name)?;
-                text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
-            };
             let memory = number("memory.current").or_else(|| number("memory.usage_in_bytes"));
             usage.memory = usage.memory.or(memory);
             usage.pids = usage.pids.or_else(|| number("pids.current"));
-            // In version 1 each level counts its own.
-            let of_oom = killed("memory.events").or_else(|| killed("guest/memory.oom_control"));
-            usage.killed_for_memory = usage.killed_for_memory.or(of_oom);
+            usage.killed_for_memory = usage.killed_for_memory.or_else(|| killed_for_memory(text));
         }
         usage
     }
+}
+
+/// Returns the number of processes of a cgroup that the kernel has killed for lack of memory. `text` reads a file of its
+/// directory.
+pub(super) fn killed_for_memory(text: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    let count = |name: &str| {
+        text(name)?.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
+    };
+    // In version 1 each level counts its own.
+    count("memory.events").or_else(|| count("guest/memory.oom_control"))
 }
 
 /// Limit of memory in bytes as an option, in the form of Podman and Docker: a number, perhaps with a fraction, and a unit
