@@ -3,7 +3,8 @@
 BACKEND=/local/domain/0/backend
 ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
-# The root file system of a guest takes as much of its memory as it needs: a tmpfs gets half of what is free.
+# The root file system of a guest takes as much of its memory as it needs: a tmpfs gets half of what is free. While it is
+# unpacked, its archive is in memory beside it.
 KERNEL_OPTIONS='quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 rootfstype=ramfs'
 
 # create_guest NAME [LINE...]: creates a guest with these lines in its configuration, and does not wait for it. Its
@@ -17,7 +18,7 @@ create_guest() {
         echo "name=\"$name\""
         echo "kernel=\"${KERNEL:-/boot/vmlinux}\""
         [ -z "${RAMDISK-default}" ] || echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
-        echo "memory=${MEMORY:-128}"
+        echo "memory=${MEMORY:-160}"
         echo "vcpus=${VCPUS:-1}"
         [ -z "${GUESTS_TYPE:-}" ] || echo "type=\"$GUESTS_TYPE\""
         [ -z "${PINNED:-}" ] || echo "cpus=\"$(($(ls /tmp/*.cfg | wc -l) % $(nproc)))\""

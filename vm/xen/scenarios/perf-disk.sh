@@ -86,8 +86,7 @@ configure_mode() {
 }
 
 use_disks
-unset RAMDISK
-MEMORY=128
+unset RAMDISK MEMORY
 for name in $ALL; do create_image $name 8; done
 for mode in persistent map copy; do
     check "$mode: configured" configure_mode $mode

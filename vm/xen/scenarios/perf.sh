@@ -38,8 +38,7 @@ check 'our driver: its pages are staged' wait_for 40 has_staged one 512
 measure_network staging-driver
 is 'our driver: no grant operation in the hypervisor' $OPERATIONS 0
 is 'our driver: nor for a packet of one slot' $EACH 0.00
-unset RAMDISK
-MEMORY=128
+unset RAMDISK MEMORY
 check_destruction one
 kill $SERVE
 check 'serve ends when it is told to' wait $SERVE
