@@ -98,3 +98,68 @@ fn limits_without_delegation_are_refused_with_advice() {
     }
     site.run("--memory 0 --cpus 0 --pids -1", &["true"]).succeed(MOMENT);
 }
+
+/// Cgroup of version 2 that belongs to [`USER`], as a service manager delegates one. Dropping it removes it.
+struct DelegatedCgroup(PathBuf);
+
+impl DelegatedCgroup {
+    /// Creates the cgroup. Returns `None` if no controller of memory is in the hierarchy of version 2.
+    fn create() -> Option<DelegatedCgroup> {
+        let root = Path::new(CGROUPS);
+        let controllers = std::fs::read_to_string(root.join("cgroup.controllers")).ok()?;
+        if !controllers.split_ascii_whitespace().any(|name| name == "memory") {
+            return None;
+        }
+        std::fs::write(root.join("cgroup.subtree_control"), "+memory +cpu +pids").unwrap();
+        let own = root.join(format!("delegated-{}", std::process::id()));
+        std::fs::create_dir(&own).unwrap();
+        for file in [".", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control"] {
+            std::os::unix::fs::chown(own.join(file), Some(USER), Some(USER)).unwrap();
+        }
+        Some(DelegatedCgroup(own))
+    }
+
+    /// Returns the names of the cgroups below it.
+    fn children(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let is_directory = |entry: &std::fs::DirEntry| entry.file_type().unwrap().is_dir();
+        entries.filter(is_directory).map(|entry| entry.file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for DelegatedCgroup {
+    fn drop(&mut self) {
+        for child in self.children() {
+            let _ = std::fs::remove_dir(self.0.join(child));
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn limits_of_an_ordinary_user_hold_in_a_delegated_cgroup() {
+    require!(
+        Need::Guests,
+        Need::Root,
+        Need::Program("python3", "python3"),
+        Need::Program("setpriv", "util-linux")
+    );
+    let Some(cgroup) = DelegatedCgroup::create() else {
+        return skip_for_the_kernel("no hierarchy of version 2 has the controller memory");
+    };
+    let mut site = Site::of(Some(USER));
+    let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
+    site.wrapper.splice(0..0, ["sh", "-c", &enter, "sh"].map(str::to_owned));
+    let options = "-q --switch none --memory 64m --cpus 0.5 --pids 20";
+    let read = "cd /sys/fs/cgroup && cat memory.max cpu.max pids.max";
+    assert_eq!(site.script(options, read), "67108864\n50000 100000\n20\n");
+    let fill = "x = bytearray(256 << 20); print(len(x))";
+    let finished = site.run(options, &["python3", "-c", fill]).finish(MOMENT);
+    assert_eq!((finished.status, finished.stdout.as_str()), (Some(137), ""));
+    let fork = "i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i + 1)); done; echo all";
+    let finished = site.run(options, &["sh", "-c", fork]).finish(MOMENT);
+    assert_ne!(finished.status, Some(0), "{}", finished.stdout);
+    assert_eq!(finished.stdout, "");
+    let left = || cgroup.children().into_iter().filter(|name| name != "ringfence-launcher").count();
+    assert!(eventually(MOMENT, || left() == 0), "{:?}", cgroup.children());
+}
