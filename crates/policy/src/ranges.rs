@@ -20,12 +20,13 @@ const SPECIAL_V4: [(Ipv4Addr, u8); 10] = [
 ];
 
 /// Returns `true` for addresses that a rule for a name never opens: private, shared, loopback, link-local,
-/// multicast and reserved ones, and IPv6 forms that embed such an IPv4 address.
+/// multicast and reserved ones, metadata services of clouds, and IPv6 forms that embed such an IPv4 address.
 pub fn is_special(ip: IpAddr) -> bool {
     match ip {
-        IpAddr::V4(_) => {
-            SPECIAL_V4.iter().any(|&(prefix, len)| IpPrefix::new(prefix, len).contains(ip))
-        }
+        IpAddr::V4(_) => SPECIAL_V4
+            .iter()
+            .chain(&METADATA_V4)
+            .any(|&(prefix, len)| IpPrefix::new(prefix, len).contains(ip)),
         IpAddr::V6(ip) => is_special_v6(ip),
     }
 }
@@ -128,8 +129,10 @@ mod tests {
     }
 
     #[test]
-    fn address_of_a_private_or_link_local_range_is_special() {
+    fn address_of_a_private_or_link_local_range_or_a_metadata_service_is_special() {
         for ip in [
+            "168.63.129.16",
+            "64:ff9b::a83f:8110",
             "10.1.2.3",
             "172.31.255.255",
             "192.168.1.1",
