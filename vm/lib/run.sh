@@ -16,8 +16,10 @@ remove_leftovers() {
         each=${each##*/}
         case $each in lo|sit0|dummy0) ;; *) ip link delete $each ;; esac
     done 2>/dev/null
-    # Each scenario loads the kernel's backends that it uses.
-    rmmod xen_netback xen_blkback 2>/dev/null
+    # Each scenario loads the backends and our modules that it uses, with parameters of its own.
+    for each in xen_netback xen_blkback ringfence_lent_pool; do
+        rmmod $each
+    done 2>/dev/null
     rm -rf /tmp/*
 }
 

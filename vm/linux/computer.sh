@@ -2,8 +2,10 @@
 
 COMPUTER=/computer
 
-# enter_computer: makes a root of the computer's files. Its changes are kept in memory, and end with the machine.
+# enter_computer: makes a root of the computer's files, unless an earlier scenario of this boot has made it. Its changes are
+# kept in memory, and end with the machine.
 enter_computer() {
+    [ ! -e /untouched/etc ] || return 0
     mkdir -p $COMPUTER /untouched
     mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose computer /untouched &&
         mount --bind /untouched $COMPUTER || return

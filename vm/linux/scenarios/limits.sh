@@ -17,4 +17,5 @@ while read -r name each; do
     ran=$((ran + 1))
 done </tmp/cases
 is 'each case was run' $ran $(wc -l </tmp/cases)
+umount $COMPUTER/sys/fs/cgroup
 complete_scenario
