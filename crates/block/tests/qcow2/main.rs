@@ -216,6 +216,27 @@ fn discard_frees_storage_of_file() {
 }
 
 #[test]
+fn zeros_that_begin_and_end_within_clusters_keep_the_rest() {
+    require_qemu!();
+    let place = Place::new();
+    write_noise(&place.path("raw"), 1 << 20, 3);
+    place.create("image", "-b raw -F raw");
+    let disk = place.open("image");
+    let mut driver = Driver::new(disk.queue(1).unwrap());
+    // Clusters 1 to 3 are allocated. Clusters 0 and 4, of the backing file, are copied when parts of them become zeros.
+    driver.write(65536, &[5; 3 * 65536]).unwrap();
+    let mut bytes = std::fs::read(place.path("raw")).unwrap();
+    let zeros = 61440..4 * 65536 + 4096;
+    bytes[zeros.clone()].fill(0);
+    let (at, len) = (zeros.start as u64, zeros.len() as u64);
+    driver.run(Op::WriteZeroes { allocate: false }, at, len, vec![]).result.unwrap();
+    assert!(image(&disk) == bytes);
+    drop((driver, disk));
+    assert!(image(&place.open("image")) == bytes, "opened again");
+    place.check("image");
+}
+
+#[test]
 fn base_is_shared_by_two_images_and_locked_against_writers() {
     require_qemu!();
     let place = Place::new();

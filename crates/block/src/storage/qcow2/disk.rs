@@ -472,17 +472,36 @@ impl Image {
     }
 
     /// Frees the clusters of a range, which reads as zeros then, and the storage of the file below them.
+    ///
+    /// Zeros in a part of a cluster may allocate one, and an L2 table takes one, too. So the parts come last, and each L2
+    /// table by itself: no cluster has a new use before its storage is freed.
     fn free(&self, range: Range<u64>) -> io::Result<()> {
         let mut access = self.exclusive()?;
-        let whole = range.start.next_multiple_of(self.cluster)
-            ..match range.end == self.geometry.bytes {
-                true => range.end,
-                false => range.end - range.end % self.cluster,
-            };
+        let end = match range.end == self.geometry.bytes {
+            true => range.end,
+            false => range.end - range.end % self.cluster,
+        };
+        let start = range.start.next_multiple_of(self.cluster).min(range.end);
+        let mut at = start;
+        while at < end {
+            // Each entry of a table has 8 bytes.
+            let table = (at + 1).next_multiple_of(self.cluster * (self.cluster / 8)).min(end);
+            self.free_clusters(&mut access, at..table)?;
+            at = table;
+        }
+        let rest = at.max(start);
+        for part in [range.start..start, rest..range.end].iter().filter(|part| !part.is_empty()) {
+            access.discard_to_zero(part.start, part.end - part.start)?;
+        }
+        Ok(())
+    }
+
+    /// Frees whole clusters of one L2 table.
+    fn free_clusters(&self, access: &mut Access, range: Range<u64>) -> io::Result<()> {
         let mut freed = vec![];
-        let mut at = whole.start;
-        while at < whole.end {
-            let (mapping, len) = access.get_mapping(at, whole.end - at)?;
+        let mut at = range.start;
+        while at < range.end {
+            let (mapping, len) = access.get_mapping(at, range.end - at)?;
             if len == 0 {
                 break;
             }
@@ -492,7 +511,7 @@ impl Image {
             at += len;
         }
         access.discard_to_zero(range.start, range.end - range.start)?;
-        // No other request runs, so the clusters have no new use yet.
+        // No other request runs, and nothing was allocated, so the clusters have no new use yet.
         for (at, offset, len) in freed {
             if let (Mapping::Zero { .. }, _) = access.get_mapping(at, len)? {
                 self.data.punch(offset, len);
