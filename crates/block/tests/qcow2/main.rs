@@ -13,7 +13,8 @@ mod killed;
 mod model;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ringfence_block::storage::file::{CacheMode, FileOptions};
 use ringfence_block::storage::qcow2::{ChainError, ImageOptions, OpenChain, QcowDisk};
@@ -34,6 +35,25 @@ macro_rules! require_qemu {
 }
 pub(crate) use require_qemu;
 
+/// Waits until no thread starts a process, and prevents it from then on. A child has copies of all descriptors until it executes
+/// its program, so an image that is closed here is still locked by a child that another thread starts.
+pub(crate) fn no_process_starts() -> MutexGuard<'static, ()> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a process while no other thread starts one.
+pub(crate) fn spawn(command: &mut Command) -> Child {
+    let _one = no_process_starts();
+    command.spawn().unwrap()
+}
+
+/// Clusters that `qemu-img check` counts.
+pub(crate) struct Found {
+    pub(crate) leaks: u64,
+    pub(crate) compressed: u64,
+}
+
 /// Directory with the images of one test.
 pub(crate) struct Place(tempfile::TempDir);
 
@@ -47,7 +67,10 @@ impl Place {
     }
 
     pub(crate) fn run(&self, program: &str, args: &[&str]) -> Output {
-        Command::new(program).args(args).current_dir(self.0.path()).output().unwrap()
+        let mut command = Command::new(program);
+        command.args(args).current_dir(self.0.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        spawn(&mut command).wait_with_output().unwrap()
     }
 
     /// Runs a program that must succeed. Returns its output.
@@ -75,11 +98,21 @@ impl Place {
     }
 
     /// Checks an image: leaked clusters are lost space, and everything else is corruption.
-    pub(crate) fn check(&self, name: &str) {
-        let output = self.run("qemu-img", &["check", "-f", "qcow2", name]);
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    pub(crate) fn check(&self, name: &str) -> Found {
+        let output = self.run("qemu-img", &["check", "-f", "qcow2", "--output=json", name]);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (said, errors) = (text(&output.stdout), text(&output.stderr));
         let code = output.status.code();
-        assert!(matches!(code, Some(0 | 3)), "{name}: {code:?}: {said}");
+        assert!(matches!(code, Some(0 | 3)), "{name}: {code:?}: {said}{errors}");
+        // A line of JSON: `"leaks": 3,`.
+        let number = |key: &str| {
+            let line = said.lines().find_map(|line| line.trim().strip_prefix(key))?;
+            line.trim_end_matches(',').parse().ok()
+        };
+        let [leaks, compressed] =
+            [r#""leaks": "#, r#""compressed-clusters": "#].map(|key| number(key).unwrap_or(0));
+        assert_eq!(leaks > 0, code == Some(3), "{name}: {said}");
+        Found { leaks, compressed }
     }
 
     pub(crate) fn open(&self, name: &str) -> QcowDisk {
@@ -103,9 +136,11 @@ pub(crate) fn options() -> ImageOptions {
     ImageOptions { file, any_folder: false }
 }
 
+/// Writes random words, each eight times: clusters of them can be compressed.
 pub(crate) fn write_noise(path: &Path, bytes: usize, seed: u64) {
     let mut random = ringfence_block::storage::testing::Random::new(seed);
-    let noise: Vec<u8> = (0..bytes / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let words = (0..bytes.div_ceil(64)).flat_map(|_| [random.next_u64(); 8]);
+    let noise: Vec<u8> = words.flat_map(u64::to_le_bytes).take(bytes).collect();
     std::fs::write(path, noise).unwrap();
 }
 

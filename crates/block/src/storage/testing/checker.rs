@@ -90,7 +90,7 @@ pub enum Event {
 }
 
 /// Length in bytes of an event in a journal.
-const RECORD: usize = 24;
+pub const RECORD: usize = 24;
 
 impl Event {
     fn to_record(self) -> [u8; RECORD] {
