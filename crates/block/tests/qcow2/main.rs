@@ -251,6 +251,26 @@ fn discard_frees_storage_of_file() {
 }
 
 #[test]
+fn flushed_data_is_in_the_file_of_an_open_image() {
+    require_qemu!();
+    let place = Place::new();
+    place.create("image", "-o cluster_size=4K 4M");
+    let disk = place.open("image");
+    let mut driver = Driver::new(disk.queue(1).unwrap());
+    // The first writes make the tables, which the flush then has no need to write.
+    driver.write(0, &[1; 4096]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    driver.write(65536, &[2; 8192]).unwrap();
+    driver.run(Op::WriteZeroes { allocate: false }, 0, 4096, vec![]).result.unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    let content = image(&disk);
+    assert!(content[0] == 0 && content[65536] == 2);
+    std::fs::copy(place.path("image"), place.path("copy")).unwrap();
+    place.check("copy");
+    assert!(image(&place.open("copy")) == content);
+}
+
+#[test]
 fn zeros_that_begin_and_end_within_clusters_keep_the_rest() {
     require_qemu!();
     let place = Place::new();
