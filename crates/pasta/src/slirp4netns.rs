@@ -141,7 +141,8 @@ fn translate(args: &SlirpArgs) -> anyhow::Result<(super::args::PastaArgs, Target
         }
         NetnsType::Pid => bail!("`{}` is not a process id", target.display()),
     }
-    let pasta = super::parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+    let mut pasta = super::parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+    pasta.egress = args.egress.clone();
     let target = check(&pasta)?;
     Ok((pasta, target))
 }
@@ -173,6 +174,21 @@ mod tests {
         assert_eq!(pasta.gateway[0].to_string(), "10.9.8.2");
         assert_eq!(pasta.dns_forward[0].to_string(), "10.9.8.3");
         assert_eq!(pasta.map_host_loopback.len(), 1);
+    }
+
+    #[test]
+    fn egress_options_are_those_of_pasta() {
+        let line =
+            "--allow a.test:80 --deny=b.test --policy p.toml --strict-sni --egress-log - 17 tap0";
+        let (pasta, _) = read(line).unwrap();
+        let egress = &pasta.egress;
+        assert_eq!(
+            (&egress.allow[..], &egress.deny[..]),
+            (&["a.test:80".to_owned()][..], &["b.test".to_owned()][..])
+        );
+        assert_eq!(egress.policy, [std::path::PathBuf::from("p.toml")]);
+        assert!(egress.strict_sni && egress.egress_log.is_some());
+        assert!(!read("17 tap0").unwrap().0.egress.are_given());
     }
 
     #[test]

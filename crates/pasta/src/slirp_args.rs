@@ -1,4 +1,5 @@
-//! Command line of `ringfence slirp4netns`: the options of slirp4netns's manual page.
+//! Command line of `ringfence slirp4netns`: the options of slirp4netns's manual page, and those about egress, which are
+//! Ringfence's own.
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -7,6 +8,7 @@ use std::str::FromStr;
 
 use super::values::MacArg;
 use ringfence_base::address::IpPrefix;
+use ringfence_uplink_process::egress::EgressArgs;
 
 /// IPv4 network of the namespace: its base address and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +120,10 @@ pub struct SlirpArgs {
     /// The same for IPv6: source address, or interface
     #[arg(long, value_name = "IP|NAME")]
     pub outbound_addr6: Option<String>,
+
+    /// Rules for names and addresses that the namespace may reach.
+    #[command(flatten)]
+    pub egress: EgressArgs,
 
     /// Not supported, unless it is `netns`
     #[arg(long, value_name = "TYPE", hide = true, default_value = "netns")]

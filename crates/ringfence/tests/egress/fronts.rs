@@ -1,4 +1,4 @@
-//! Egress policies of `ringfence pasta` and `ringfence passt`: a container's namespace, a command and a virtual machine
+//! Egress policies of `ringfence pasta`, `slirp4netns` and `passt`: containers' namespaces, a command and a virtual machine
 //! reach the names of a policy file and nothing else, and their verdicts are recorded.
 
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
@@ -79,6 +79,32 @@ fn container_has_the_policy_that_podman_passes_and_its_published_ports() {
     let totals = "2 connections allowed, 1 denied, 1 ended by their first bytes";
     assert!(output.contains(totals), "{output}");
     records(&net, "log", "netns");
+    net.end();
+}
+
+#[test]
+fn container_of_slirp4netns_has_the_policy_of_its_options() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    link_program(&net, "slirp4netns");
+    let script = format!(
+        "touch netns; unshare --net=netns true
+         ./slirp4netns --disable-host-loopback --mtu=65520 -c -r 3 --netns-type=path --policy p.toml --egress-log log \
+             $PWD/netns tap0 3>ready & slirp=$!
+         until [ -s ready ]; do sleep 0.05; done
+         echo nameserver 10.0.2.3 > servers; mount --bind servers /etc/resolv.conf
+         cat > inside.sh <<'END'\n{}END
+         nsenter --net=netns sh -ec '. ./inside.sh'
+         kill $slirp; wait $slirp",
+        requests()
+    );
+    let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", &script];
+    let output = net.world.host(&words).succeed(LONG);
+    check(&net, &output);
+    records(&net, "log", "netns");
+    let words = ["./slirp4netns", "--allow", "b@d", "1", "tap0"];
+    let wrong = net.world.host(&words).finish(LONG);
+    assert!(wrong.status == Some(1) && wrong.stderr.contains('^'), "{}", wrong.stderr);
     net.end();
 }
 

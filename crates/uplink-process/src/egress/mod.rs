@@ -1,4 +1,4 @@
-//! Egress policy on the command line: options of `run`, `pasta` and `passt`, presets, and `ringfence policy`.
+//! Egress policy on the command line: options of `run`, `pasta`, `passt` and `slirp4netns`, presets, and `ringfence policy`.
 //!
 //! The process that starts the uplink reads files and parses every rule before it starts another one (`guest`). The
 //! uplink's process receives the rules over its channel and decides; nothing in the guest takes part. `policy set`
