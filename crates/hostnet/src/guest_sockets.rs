@@ -1,7 +1,8 @@
-//! Sockets of guests' launchers in the runtime directory: one for each running guest, for `ringfence ps`, `exec` and others.
+//! Sockets in the runtime directory: one for each running guest of `run`, for `ringfence ps`, `exec` and others, and one for each
+//! session of `pasta` and the like with an egress policy, for `ringfence policy`.
 //!
 //! ```text
-//! launcher   bind .PID-TIME.guest, listen, rename to PID-TIME.guest
+//! launcher   bind .PID-TIME.guest, listen, rename to PID-TIME.guest; a session: PID-TIME.session
 //! client     list *.guest, connect to each; a socket that refuses has no launcher any more: remove it
 //! ```
 //!
@@ -20,8 +21,25 @@ use rustix::io::Errno;
 
 use crate::runtime_dir::{BACKLOG, RuntimeDir, RuntimeDirError};
 
-/// Last part of the name of a guest's socket.
-const SUFFIX: &str = ".guest";
+/// Kinds of processes that listen in the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenerKind {
+    /// Launcher of a guest.
+    Launcher,
+    /// Session of `pasta`, `passt` or `slirp4netns`.
+    Session,
+}
+
+impl ListenerKind {
+    /// Returns the last part of the names of its sockets.
+    fn suffix(self) -> &'static str {
+        match self {
+            ListenerKind::Launcher => ".guest",
+            ListenerKind::Session => ".session",
+        }
+    }
+}
+
 /// First part of the name of a socket that does not listen yet.
 const UNFINISHED: &str = ".";
 /// Age from which a socket that does not listen yet counts as left behind.
@@ -29,7 +47,7 @@ const UNFINISHED_FOR: Duration = Duration::from_secs(60);
 /// Maximum number of guests that one list has.
 pub const GUESTS_MAX: usize = 4096;
 
-/// Listening socket of a launcher. Dropping it removes the name.
+/// Listening socket of a launcher or a session. Dropping it removes the name.
 #[derive(Debug)]
 pub struct GuestSocket {
     listener: OwnedFd,
@@ -57,28 +75,28 @@ impl Drop for GuestSocket {
     }
 }
 
-/// A guest's launcher, as its socket shows it.
+/// A guest's launcher, or a session, as its socket shows it.
 #[derive(Debug)]
 pub struct GuestEntry {
-    /// Process number of the launcher, as the launcher has it if this PID namespace has none.
+    /// Process number, as the process has it if this PID namespace has none.
     pub pid: i32,
-    /// Connection, or the reason why there is none. A launcher that serves nobody has a full queue: `WouldBlock`.
+    /// Connection, or the reason why there is none. A process that serves nobody has a full queue: `WouldBlock`.
     pub connection: io::Result<OwnedFd>,
 }
 
 impl RuntimeDir {
-    /// Creates the listening socket of a guest's launcher. It does not block.
+    /// Creates the listening socket of a guest's launcher, or of a session. It does not block.
     ///
     /// # Errors
     ///
     /// Returns the kernel's error.
-    pub fn listen_for_clients(&self) -> Result<GuestSocket, RuntimeDirError> {
+    pub fn listen_for_clients(&self, kind: ListenerKind) -> Result<GuestSocket, RuntimeDirError> {
         let fail = |errno| self.error("making the socket for clients", errno);
         let listener = self.socket()?;
         rustix::io::ioctl_fionbio(&listener, true).map_err(fail)?;
         let directory = rustix::io::fcntl_dupfd_cloexec(self, 3).map_err(fail)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let name = format!("{}-{:x}{SUFFIX}", std::process::id(), now.as_nanos());
+        let name = format!("{}-{:x}{}", std::process::id(), now.as_nanos(), kind.suffix());
         let unfinished = format!("{UNFINISHED}{name}");
         rustix::net::bind(&listener, &self.address_of(&unfinished)?).map_err(fail)?;
         let listens = rustix::net::listen(&listener, BACKLOG)
@@ -90,19 +108,23 @@ impl RuntimeDir {
         Ok(GuestSocket { listener, directory, name })
     }
 
-    /// Connects to the launchers of all guests of the directory, or to those with one process number, and removes sockets
-    /// that launchers left behind. Does not block. Lists at most [`GUESTS_MAX`].
+    /// Connects to all launchers or sessions of the directory, or to those with one process number, and removes sockets
+    /// that such processes left behind. Does not block. Lists at most [`GUESTS_MAX`].
     ///
     /// # Errors
     ///
     /// Returns the kernel's error on reading the directory.
-    pub fn guests(&self, wanted: Option<i32>) -> Result<Vec<GuestEntry>, RuntimeDirError> {
+    pub fn listeners(
+        &self,
+        kind: ListenerKind,
+        wanted: Option<i32>,
+    ) -> Result<Vec<GuestEntry>, RuntimeDirError> {
         let fail = |errno| self.error("reading", errno);
         let mut found = Vec::new();
         for entry in Dir::read_from(self).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let Some(name) = entry.file_name().to_str().ok() else { continue };
-            let Some(pid) = number_of(name) else { continue };
+            let Some(pid) = number_of(name, kind) else { continue };
             if wanted.is_some_and(|wanted| wanted != pid) {
                 continue;
             }
@@ -145,14 +167,15 @@ impl RuntimeDir {
     }
 }
 
-/// Returns the process number in the name of a guest's socket.
-fn number_of(name: &str) -> Option<i32> {
-    let name = name.strip_prefix(UNFINISHED).unwrap_or(name).strip_suffix(SUFFIX)?;
+/// Returns the process number in the name of a socket.
+fn number_of(name: &str, kind: ListenerKind) -> Option<i32> {
+    let name = name.strip_prefix(UNFINISHED).unwrap_or(name).strip_suffix(kind.suffix())?;
     name.split_once('-')?.0.parse().ok().filter(|pid| *pid > 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::ListenerKind::{Launcher, Session};
     use super::*;
     use crate::runtime_dir::testing::directory;
 
@@ -168,9 +191,9 @@ mod tests {
         let is_woken = || ringfence_sys::poll::wait_readable(&watch, Some(Duration::ZERO)).unwrap();
         let switch = directory.listen("s", &directory.lock().unwrap()).unwrap();
         assert!(!is_woken(), "a switch is no guest");
-        let guest = directory.listen_for_clients().unwrap();
+        let guest = directory.listen_for_clients(Launcher).unwrap();
         assert!(is_woken());
-        let found = directory.guests(None).unwrap();
+        let found = directory.listeners(Launcher, None).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].pid.unsigned_abs(), std::process::id());
         watch.clear();
@@ -181,13 +204,13 @@ mod tests {
     #[test]
     fn socket_of_a_launcher_that_was_killed_is_removed_by_a_client() {
         let (_outer, directory) = directory();
-        let kept = directory.listen_for_clients().unwrap();
+        let kept = directory.listen_for_clients(Launcher).unwrap();
         // A process that is killed removes no name.
-        let left = std::mem::ManuallyDrop::new(directory.listen_for_clients().unwrap());
+        let left = std::mem::ManuallyDrop::new(directory.listen_for_clients(Launcher).unwrap());
         rustix::net::shutdown(&left.listener, rustix::net::Shutdown::Both).unwrap();
         let name = left.name.clone();
         assert!(names(&directory).contains(&name));
-        assert_eq!(directory.guests(None).unwrap().len(), 1);
+        assert_eq!(directory.listeners(Launcher, None).unwrap().len(), 1);
         assert_eq!(names(&directory), std::slice::from_ref(&kept.name));
         assert!(kept.is_named());
         drop(kept);
@@ -198,19 +221,29 @@ mod tests {
     fn socket_that_does_not_listen_yet_is_no_guest_and_stays() {
         let (_outer, directory) = directory();
         let socket = directory.socket().unwrap();
-        let name = format!("{UNFINISHED}7-1{SUFFIX}");
+        let name = format!("{UNFINISHED}7-1.guest");
         rustix::net::bind(&socket, &directory.address_of(&name).unwrap()).unwrap();
-        assert!(directory.guests(None).unwrap().is_empty());
+        assert!(directory.listeners(Launcher, None).unwrap().is_empty());
         assert_eq!(names(&directory), [name]);
+    }
+
+    #[test]
+    fn session_is_listed_among_sessions_alone() {
+        let (_outer, directory) = directory();
+        let session = directory.listen_for_clients(Session).unwrap();
+        assert_eq!(directory.listeners(Session, None).unwrap().len(), 1);
+        assert!(directory.listeners(Launcher, None).unwrap().is_empty());
+        drop(session);
+        assert!(names(&directory).is_empty());
     }
 
     #[test]
     fn launcher_with_a_full_queue_is_listed_without_a_connection() {
         let (_outer, directory) = directory();
-        let _guest = directory.listen_for_clients().unwrap();
+        let _guest = directory.listen_for_clients(Launcher).unwrap();
         let mut clients = Vec::new();
         let full = (0..1000).find_map(|_| {
-            let found = directory.guests(None).unwrap().remove(0);
+            let found = directory.listeners(Launcher, None).unwrap().remove(0);
             clients.push(found.connection.map_err(|error| error.kind()));
             clients.last().unwrap().as_ref().err().copied()
         });
@@ -219,10 +252,13 @@ mod tests {
 
     #[test]
     fn only_names_of_guests_have_a_process_number() {
-        assert_eq!(number_of("7-ff.guest"), Some(7));
-        assert_eq!(number_of(".7-ff.guest"), Some(7));
-        for name in ["7.sock", "guest", "x-1.guest", "-7-1.guest", "0-1.guest", "7.guest"] {
-            assert_eq!(number_of(name), None, "{name}");
+        assert_eq!(number_of("7-ff.guest", Launcher), Some(7));
+        assert_eq!(number_of(".7-ff.guest", Launcher), Some(7));
+        assert_eq!(number_of("7-ff.session", Session), Some(7));
+        for name in
+            ["7.sock", "guest", "x-1.guest", "-7-1.guest", "0-1.guest", "7.guest", "7-1.session"]
+        {
+            assert_eq!(number_of(name, Launcher), None, "{name}");
         }
     }
 }

@@ -167,7 +167,7 @@ impl RuntimeDir {
         Ok((socket, SocketFile { name, device: stat.st_dev, inode: stat.st_ino }))
     }
 
-    /// Watches for launchers that begin to listen for clients. To be called before [`RuntimeDir::guests`], so that no
+    /// Watches for launchers that begin to listen for clients. To be called before [`RuntimeDir::listeners`], so that no
     /// launcher is missed.
     ///
     /// # Errors

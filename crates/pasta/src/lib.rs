@@ -21,6 +21,7 @@
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket; [`session_status`]: their state.
+//! * [`live_policy`]: clients of the egress policy.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
 //! * `api`: the socket by which clients change ports; [`pesto`]: such a client.
 //! * `messages`: standard error, log file, system log.
@@ -40,6 +41,7 @@ pub mod forward_spec;
 mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
+pub mod live_policy;
 pub mod machine;
 mod messages;
 pub mod namespace;

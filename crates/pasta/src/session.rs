@@ -30,6 +30,7 @@ use super::auto::{Auto, Opener};
 use super::auto_forwards;
 use super::forwards_to_host;
 use super::greeting::Greeting;
+use super::live_policy::LivePolicy;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
 use super::namespace::{NamespaceInterface, Order, Report};
@@ -74,6 +75,8 @@ pub(crate) struct Session {
     namespace_process: Option<NamespaceProcess>,
     network: PlannedNetwork,
     egress: GuestEgress,
+    /// Clients of the egress policy, if there is one.
+    live_policy: Option<LivePolicy>,
     /// Watch over the host's name servers. `None` if the system permits none.
     name_servers: Option<FileWatch>,
 }
@@ -86,7 +89,7 @@ impl Session {
         let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
         report_options_without_effect(args, &mut messages);
         let to_host = forwards_to_host::ports(args)?;
-        let egress = GuestEgress::open(args.egress.source()?, &args.egress, target.record_name())?;
+        let egress = open_egress(args, target)?;
         // Inherited descriptors are not for Ringfence's own processes.
         namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
         let mut network = PlannedNetwork::new(args)?;
@@ -127,6 +130,7 @@ impl Session {
         };
         announce(&network, entry.file.as_ref(), &mut messages);
         write_pid(files.pid)?;
+        let live_policy = LivePolicy::start(target, &egress, &mut messages);
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
         Ok(Session {
@@ -145,6 +149,7 @@ impl Session {
             namespace_process,
             network,
             egress,
+            live_policy,
             name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
     }
@@ -174,7 +179,9 @@ impl Session {
             self.egress.take(|| self.ports.take_message());
         }
         let (channel, wants_totals) = (self.uplink.channel(), self.egress.has_policy());
-        if let Some(totals) = self.egress.finish(channel, wants_totals) {
+        let totals = self.egress.finish(channel, wants_totals);
+        self.report_denials();
+        if let Some(totals) = totals {
             self.messages.summary(format_args!("egress: {totals}"));
         }
         match ended {
@@ -221,6 +228,9 @@ impl Session {
                 self.greeting = None;
             }
             self.status.serve(Some(self.uplink.channel()));
+            if let Some(live) = &mut self.live_policy {
+                live.serve(&mut self.egress, self.uplink.channel());
+            }
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -266,6 +276,16 @@ impl Session {
         }
     }
 
+    /// Logs new denials, and sends verdicts to the clients that watch them.
+    fn report_denials(&mut self) {
+        for sentence in self.egress.take_sentences() {
+            self.messages.summary(sentence);
+        }
+        if let Some(live) = &mut self.live_policy {
+            live.send_verdicts(&mut self.egress, self.uplink.channel());
+        }
+    }
+
     fn command_ended(&mut self) -> anyhow::Result<Option<u8>> {
         let Some((child, channel)) = &mut self.command else { return Ok(None) };
         match channel.try_receive::<Report>() {
@@ -282,7 +302,12 @@ impl Session {
     /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let channel = self.uplink.channel();
-        match self.egress.take(|| self.ports.try_receive(channel)) {
+        let message = self.egress.take(|| self.ports.try_receive(channel));
+        if self.egress.has_reports() {
+            self.report_denials();
+        }
+        let channel = self.uplink.channel();
+        match message {
             Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
             Some(FromUplink::Sockets) => {
                 if let Some(namespace_process) = &self.namespace_process
@@ -295,6 +320,11 @@ impl Session {
                 self.status.take(state).into_iter().for_each(|text| self.messages.summary(text));
             }
             Some(FromUplink::Totals(totals)) => self.status.take_totals(*totals),
+            Some(FromUplink::Policy { error }) => {
+                if let Some(live) = &mut self.live_policy {
+                    live.policy_is_set(error, &mut self.egress);
+                }
+            }
             _ => {}
         }
         while let Some(event) = self.uplink.next_event() {
@@ -324,6 +354,8 @@ impl Session {
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
         fds.extend(self.status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let live_policy = self.live_policy.iter().flat_map(LivePolicy::fds);
+        fds.extend(live_policy.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
         fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
@@ -488,6 +520,12 @@ fn receive_tap(
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),
         other => bail!("the process in the namespace reported {other:?} in place of its start"),
     }
+}
+
+/// Opens the files of egress records, and lists denials.
+fn open_egress(args: &PastaArgs, target: &Target) -> anyhow::Result<GuestEgress> {
+    let policy = args.egress.source()?;
+    Ok(GuestEgress::open(policy, &args.egress, target.record_name())?.with_denials())
 }
 
 /// Reports what is ready: the network, and the socket of a virtual machine.

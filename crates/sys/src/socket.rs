@@ -116,6 +116,48 @@ pub fn peer_is_in_own_user_namespace(socket: impl AsFd) -> bool {
     found.is_ok_and(|found| (found.dev(), found.ino()) == of_self) && number() == Some(pid)
 }
 
+/// Returns `true` if the process that made the other end of `socket`, a Unix socket, runs and is in the PID namespace of this
+/// process. Needs no right over that process, and a `/proc` of this PID namespace.
+///
+/// The socket's own reference to the process (`SO_PEERPIDFD`, Linux 6.5) tells it from a later one with its number.
+pub fn peer_is_in_own_pid_namespace(socket: impl AsFd) -> bool {
+    let of_peer = match peer_reference(&socket) {
+        Ok(reference) => has_one_number(&format!("/proc/self/fdinfo/{}", reference.as_raw_fd())),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let pid = peer(&socket).ok().and_then(|peer| peer.pid);
+            pid.is_some_and(|pid| has_one_number(&format!("/proc/{pid}/status")))
+        }
+        Err(_) => false,
+    };
+    of_peer && has_one_number("/proc/self/status")
+}
+
+/// Returns `true` if a file of `/proc` about a process says that it has one number: it is in the PID namespace of that `/proc`, and
+/// in no nested one.
+fn has_one_number(path: &str) -> bool {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let numbers = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let mut numbers = numbers.unwrap_or_default().split_ascii_whitespace();
+    let outermost = numbers.next().and_then(|number| number.parse::<i32>().ok());
+    outermost.is_some_and(|number| number > 0) && numbers.next().is_none()
+}
+
+/// Returns `true` if the process that made the other end of `socket`, a Unix socket, runs and is in a user namespace that has all
+/// user ids: the initial one, or one that its root made so. Needs no right over that process.
+pub fn peer_has_all_user_ids(socket: impl AsFd) -> bool {
+    /// Number of ids in the initial user namespace.
+    const ALL: &str = "4294967295";
+    let reference = peer_reference(&socket);
+    let number = || match &reference {
+        Ok(reference) => number_of(reference),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => peer(&socket).ok()?.pid,
+        Err(_) => None,
+    };
+    let Some(pid) = number() else { return false };
+    let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+    map.split_ascii_whitespace().nth(2) == Some(ALL) && number() == Some(pid)
+}
+
 /// Returns a reference to the process that made the other end of a Unix socket: a pidfd.
 fn peer_reference(socket: impl AsFd) -> io::Result<OwnedFd> {
     /// Value of `SO_PEERPIDFD` in `asm-generic/socket.h`.

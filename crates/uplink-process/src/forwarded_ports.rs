@@ -222,11 +222,12 @@ impl ForwardedPorts {
                 }
                 FromUplink::Failed(why) => Err(ForwardedPortFailure::Failed(why)),
                 // No order of a port has these results.
-                FromUplink::Up { .. } | FromUplink::Port { .. } | FromUplink::Policy { .. } => {
+                FromUplink::Up { .. } | FromUplink::Port { .. } => {
                     Err(ForwardedPortFailure::ForwardProtocol)
                 }
-                // Reports that the uplink sends at any time.
-                other @ (FromUplink::Sockets
+                // Reports that the uplink sends at any time, and answers to other orders.
+                other @ (FromUplink::Policy { .. }
+                | FromUplink::Sockets
                 | FromUplink::Machine(_)
                 | FromUplink::Records(_)
                 | FromUplink::Learned(_)

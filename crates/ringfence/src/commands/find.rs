@@ -3,19 +3,24 @@
 //! All launchers of the user are asked at the same time and have one time limit together, so a launcher that is stopped
 //! delays a command by this limit and no more.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::limits;
 use ringfence_sys::poll::wait_any;
-use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
+use ringfence_sys::socket::{
+    peer_is_in_own_pid_namespace, peer_is_in_own_user_namespace, peer_user,
+};
 use rustix::event::{PollFd, PollFlags};
+use serde::de::DeserializeOwned;
 
 use super::{Description, Reply, Request};
-use ringfence_hostnet::guest_sockets::GuestEntry;
+use ringfence_hostnet::guest_sockets::{GuestEntry, ListenerKind};
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_hostnet::text::printable;
+use ringfence_pasta::live_policy::{SessionDescription, SessionReply, SessionRequest};
 
 /// Time limit for the answers of launchers.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -23,12 +28,90 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Advice for a launcher that does not serve its clients.
 const IS_IT_STOPPED: &str = "if it is stopped (Ctrl-Z), `kill -CONT` with this number continues it";
 
-/// Guest that answered, with a connection to its launcher.
-pub(crate) struct Found {
+/// Guest that answered, with a connection to its launcher or session.
+pub(crate) struct Found<D = Description> {
     /// Process number of the launcher.
     pub(crate) pid: i32,
-    pub(crate) guest: Description,
+    pub(crate) guest: D,
     pub(crate) channel: Channel,
+}
+
+/// Description of a guest, as its launcher or session gives it.
+pub(crate) trait Described: Sized {
+    /// Message of the process.
+    type Reply: DeserializeOwned;
+
+    /// Asks for the description.
+    fn ask(channel: &Channel) -> Result<(), ChannelError>;
+
+    /// Returns the description in a reply, or the reason for which there is none.
+    fn take(reply: Self::Reply) -> Result<Self, String>;
+
+    /// Returns the reason for which the process at the other end of a socket is not asked: a guest's command may be that process,
+    /// in a runtime directory that was made after the guest.
+    fn refuse(socket: &OwnedFd) -> Option<&'static str>;
+
+    fn name(&self) -> &str;
+
+    /// Returns the start of the command in seconds since 1970, by which guests are sorted.
+    fn since(&self) -> u64;
+}
+
+impl Described for Description {
+    type Reply = Reply;
+
+    fn ask(channel: &Channel) -> Result<(), ChannelError> {
+        channel.send_now(&Request::Describe, &[])
+    }
+
+    fn take(reply: Reply) -> Result<Description, String> {
+        match reply {
+            Reply::Guest(guest) => Ok(*guest),
+            Reply::Failed { why, .. } => Err(printable(&why)),
+            _ => Err("it is of another version of Ringfence".to_owned()),
+        }
+    }
+
+    fn refuse(socket: &OwnedFd) -> Option<&'static str> {
+        let is_own = peer_is_in_own_user_namespace(socket);
+        (!is_own).then_some("it is in another user namespace than this command")
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn since(&self) -> u64 {
+        self.since
+    }
+}
+
+impl Described for SessionDescription {
+    type Reply = SessionReply;
+
+    fn ask(channel: &Channel) -> Result<(), ChannelError> {
+        channel.send_now(&SessionRequest::Describe, &[])
+    }
+
+    fn take(reply: SessionReply) -> Result<SessionDescription, String> {
+        match reply {
+            SessionReply::Session(session) => Ok(session),
+            SessionReply::Policy(_) => Err("it is of another version of Ringfence".to_owned()),
+        }
+    }
+
+    fn refuse(socket: &OwnedFd) -> Option<&'static str> {
+        let is_own = peer_is_in_own_pid_namespace(socket);
+        (!is_own).then_some("it is in another PID namespace than this command")
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn since(&self) -> u64 {
+        0
+    }
 }
 
 /// Launcher that did not answer.
@@ -46,9 +129,8 @@ impl std::fmt::Display for Silent {
 }
 
 /// Guests of this user, sorted by start, and launchers that did not answer.
-#[derive(Default)]
-pub(crate) struct Listing {
-    pub(crate) found: Vec<Found>,
+pub(crate) struct Listing<D = Description> {
+    pub(crate) found: Vec<Found<D>>,
     pub(crate) silent: Vec<Silent>,
 }
 
@@ -56,7 +138,13 @@ pub(crate) struct Listing {
 pub(crate) fn all() -> anyhow::Result<Listing> {
     // One descriptor for each guest. Where the limit cannot be raised, the last guests are reported as silent.
     let _ = limits::raise_open_files();
-    Ok(ask(RuntimeDir::open()?.guests(None)?, ANSWER))
+    Ok(ask(RuntimeDir::open()?.listeners(ListenerKind::Launcher, None)?, ANSWER))
+}
+
+/// Asks every session of this user with an egress policy for its guest.
+pub(crate) fn sessions() -> anyhow::Result<Listing<SessionDescription>> {
+    let _ = limits::raise_open_files();
+    Ok(ask(RuntimeDir::open()?.listeners(ListenerKind::Session, None)?, ANSWER))
 }
 
 /// Launcher whose answer is pending.
@@ -66,9 +154,9 @@ struct AskedLauncher {
 }
 
 /// Asks these launchers for their guests.
-fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
+fn ask<D: Described>(entries: Vec<GuestEntry>, within: Duration) -> Listing<D> {
     let deadline = Instant::now() + within;
-    let mut listing = Listing::default();
+    let mut listing: Listing<D> = Listing { found: Vec::new(), silent: Vec::new() };
     let mut asked: Vec<AskedLauncher> = Vec::new();
     for GuestEntry { pid, connection } in entries {
         let socket = match connection {
@@ -83,14 +171,12 @@ fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
         if peer_user(&socket).is_ok_and(|user| user != rustix::process::geteuid().as_raw()) {
             continue;
         }
-        // A guest's command makes sockets in a runtime directory that was made after the guest.
-        if !peer_is_in_own_user_namespace(&socket) {
-            let why = "it is in another user namespace than this command".to_owned();
-            listing.silent.push(Silent { pid, why });
+        if let Some(why) = D::refuse(&socket) {
+            listing.silent.push(Silent { pid, why: why.to_owned() });
             continue;
         }
         let channel = Channel::from_fd(socket);
-        match channel.send_now(&Request::Describe, &[]) {
+        match D::ask(&channel) {
             // A launcher that has closed the connection may have said why.
             Ok(()) | Err(ChannelError::Closed) => asked.push(AskedLauncher { pid, channel }),
             Err(error) => listing.silent.push(Silent { pid, why: error.to_string() }),
@@ -107,24 +193,23 @@ fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
     let why = format!("not within {within:?}; {IS_IT_STOPPED}");
     let late = |one: AskedLauncher| Silent { pid: one.pid, why: why.clone() };
     listing.silent.extend(asked.into_iter().map(late));
-    listing.found.sort_by_key(|found| (found.guest.since, found.pid));
+    listing.found.sort_by_key(|found| (found.guest.since(), found.pid));
     listing
 }
 
-impl Listing {
+impl<D: Described> Listing<D> {
     /// Receives the answer of a launcher, and returns the launcher if there is none yet.
     fn receive(&mut self, asked: AskedLauncher) -> Option<AskedLauncher> {
         let AskedLauncher { pid, channel } = asked;
-        let why = match channel.try_receive::<Reply>() {
+        let why = match channel.try_receive().map(|reply| reply.map(|(reply, _)| D::take(reply))) {
             Ok(None) => return Some(AskedLauncher { pid, channel }),
-            Ok(Some((Reply::Guest(guest), _))) => {
-                self.found.push(Found { pid, guest: *guest, channel });
+            Ok(Some(Ok(guest))) => {
+                self.found.push(Found { pid, guest, channel });
                 return None;
             }
             // The guest ended meanwhile.
             Err(ChannelError::Closed) => return None,
-            Ok(Some((Reply::Failed { why, .. }, _))) => printable(&why),
-            Ok(_) => "it is of another version of Ringfence".to_owned(),
+            Ok(Some(Err(why))) => why,
             Err(error) => error.to_string(),
         };
         self.silent.push(Silent { pid, why });
@@ -138,11 +223,11 @@ impl Listing {
     }
 
     /// Returns the guest of that name, or whose launcher has that process number, if it is listed.
-    fn at_most_one(self, wanted: &str) -> anyhow::Result<Option<Found>> {
-        let mut matching: Vec<Found> = self
+    fn at_most_one(self, wanted: &str) -> anyhow::Result<Option<Found<D>>> {
+        let mut matching: Vec<Found<D>> = self
             .found
             .into_iter()
-            .filter(|found| found.guest.name == wanted || found.pid.to_string() == wanted)
+            .filter(|found| found.guest.name() == wanted || found.pid.to_string() == wanted)
             .collect();
         if matching.len() > 1 {
             let list: Vec<String> = matching.iter().map(|found| found.pid.to_string()).collect();
@@ -159,8 +244,8 @@ impl Listing {
 /// Returns the guest of the launcher with that process number, once its command runs.
 pub(crate) fn of_launcher(pid: u32) -> Option<Description> {
     let pid = i32::try_from(pid).ok()?;
-    let entries = RuntimeDir::open().ok()?.guests(Some(pid)).ok()?;
-    ask(entries, ANSWER).found.pop().map(|found| found.guest)
+    let entries = RuntimeDir::open().ok()?.listeners(ListenerKind::Launcher, Some(pid)).ok()?;
+    ask::<Description>(entries, ANSWER).found.pop().map(|found| found.guest)
 }
 
 /// Returns the guest of that name, or whose launcher has that process number.
@@ -175,6 +260,11 @@ pub(super) fn one(wanted: &str) -> anyhow::Result<Found> {
         ),
         None => bail!("no guest of yours that answers is called `{wanted}`; {silent}"),
     }
+}
+
+/// Returns the session of that name, or with that process number, if it runs.
+pub(super) fn session(wanted: &str) -> anyhow::Result<Option<Found<SessionDescription>>> {
+    sessions()?.at_most_one(wanted)
 }
 
 /// Returns the guest of that name, or whose launcher has that process number, if it runs.

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use ringfence_driver::switchboard::FrontendLevels;
 use ringfence_guest::ListeningPorts;
-use ringfence_policy::denials::Denial;
+use ringfence_uplink_process::egress::live::{PolicyReply, PolicyRequest};
 use ringfence_uplink_process::totals::UplinkTotals;
 
 /// Orders of a client to the launcher of a guest.
@@ -53,8 +53,8 @@ pub(crate) enum Request {
     Signal(i32),
     /// Sends a signal to the guest's own command.
     Stop(i32),
-    /// Replaces the egress policy by that in the descriptor ([`document`](ringfence_uplink_process::egress::document)).
-    SetPolicy,
+    /// Concerns the egress policy.
+    Policy(PolicyRequest),
     /// Asks for the messages that follow the one of this number.
     Messages {
         after: u64,
@@ -69,10 +69,6 @@ pub(crate) enum Request {
     RemovePort(String),
     /// Requests the totals of the uplink.
     UplinkTotals,
-    /// Asks for the denials of the egress policy behind the first `after` ones.
-    Denials { after: usize },
-    /// Asks for the verdicts of the egress policy from now on.
-    Watch,
     /// Requests the levels of the memory that the guest lends.
     Levels,
     /// Asks for the TCP ports at which processes of the guest listen, and for this one among them.
@@ -87,8 +83,8 @@ pub(crate) enum Reply {
     Terminal,
     /// The command that the client asked for has ended.
     Ended(Ending),
-    /// The uplink applies the policy that the client sent.
-    PolicySet,
+    /// Answer to [`Request::Policy`].
+    Policy(PolicyReply),
     /// Messages in their order, as many as fit. None: there are no others.
     Messages(Vec<Message>),
     Counters(Box<Counters>),
@@ -96,10 +92,6 @@ pub(crate) enum Reply {
     PortsChanged,
     /// Totals of the uplink, if there is one.
     UplinkTotals(Option<Box<UplinkTotals>>),
-    /// Denials of the egress policy, the latest first, as many as fit. None: there are no others.
-    Denials(Vec<Denial>),
-    /// Lines of verdicts, each with its end. The first reply has none: the client watches now.
-    Verdicts(String),
     Levels(FrontendLevels),
     /// TCP ports at which processes of the guest listen.
     Listening(ListeningPorts),

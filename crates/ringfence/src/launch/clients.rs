@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ringfence_policy::PolicySource;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
@@ -16,18 +15,16 @@ use rustix::net::SocketFlags;
 use super::messages;
 use crate::commands::{Reply, Request};
 use ringfence_driver::switchboard::FrontendLevels;
-use ringfence_hostnet::guest_sockets::GuestSocket;
+use ringfence_hostnet::guest_sockets::{GuestSocket, ListenerKind};
 use ringfence_hostnet::runtime_dir::{RuntimeDir, RuntimeDirError};
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_uplink_process::egress::live::{ClientId, PolicyClients};
 use ringfence_uplink_process::totals::UplinkTotals;
 
 /// Maximum number of clients at a time. A guest has up to 256 commands of `ringfence exec`, each with a client.
 const CLIENTS_MAX: usize = 320;
 /// Maximum number of clients that are accepted at a time, so that a flood of them does not keep the launcher from its guest.
 const ACCEPTED_MAX: usize = 16;
-
-/// Number of a client, never used again.
-pub(super) type ClientId = u64;
 
 pub(super) enum ClientEvent {
     Request(ClientId, Request, Descriptors),
@@ -53,10 +50,8 @@ pub(super) struct Clients {
     /// Clients that read messages.
     readers: BTreeMap<ClientId, MessageReader>,
     next: ClientId,
-    /// Client whose policy is on its way to the uplink, and the policy.
-    pub(super) policy: Option<(ClientId, PolicySource)>,
-    /// Clients that watch the verdicts of the egress policy.
-    watching: BTreeSet<ClientId>,
+    /// Clients of the egress policy.
+    pub(super) policy: PolicyClients,
     /// Clients that wait for the driver domain's counters.
     pub(super) counters: Vec<ClientId>,
     /// Clients that wait for the totals of the uplink.
@@ -70,15 +65,14 @@ pub(super) struct Clients {
 impl Clients {
     /// Listens for the clients of one runtime directory.
     pub(super) fn listen(directory: &RuntimeDir) -> Result<Clients, RuntimeDirError> {
-        let listener = directory.listen_for_clients()?;
+        let listener = directory.listen_for_clients(ListenerKind::Launcher)?;
         Ok(Clients {
             listener,
             list: Vec::new(),
             executing: BTreeSet::new(),
             readers: BTreeMap::new(),
             next: 1,
-            policy: None,
-            watching: BTreeSet::new(),
+            policy: PolicyClients::default(),
             counters: Vec::new(),
             totals: Vec::new(),
             levels: Vec::new(),
@@ -114,7 +108,7 @@ impl Clients {
                 Err(_) => {
                     self.list.remove(at);
                     self.readers.remove(&id);
-                    self.watching.remove(&id);
+                    self.policy.forget(id);
                     // The guest's init has nothing to end for another client. A message that it does not read any
                     // more would reset the connection, and with it the report of the command's end.
                     return self.executing.remove(&id).then_some(ClientEvent::Gone(id));
@@ -161,7 +155,7 @@ impl Clients {
     /// Listens in the runtime directory anew, if the socket has lost its name. Clients that are connected stay.
     pub(super) fn follow(&mut self, directory: &RuntimeDir) -> Result<(), RuntimeDirError> {
         if !self.listener.is_named() {
-            self.listener = directory.listen_for_clients()?;
+            self.listener = directory.listen_for_clients(ListenerKind::Launcher)?;
         }
         Ok(())
     }
@@ -227,25 +221,6 @@ impl Clients {
         }
     }
 
-    /// Adds a client that watches verdicts.
-    pub(super) fn watch(&mut self, id: ClientId) {
-        self.watching.insert(id);
-        self.reply(id, &Reply::Verdicts(String::new()));
-    }
-
-    /// Returns `true` if a client watches verdicts.
-    pub(super) fn are_watching(&self) -> bool {
-        !self.watching.is_empty()
-    }
-
-    /// Sends lines of verdicts to the clients that watch them. One that does not read them is disconnected.
-    pub(super) fn send_verdicts(&mut self, lines: String) {
-        let reply = Reply::Verdicts(lines);
-        for id in self.watching.iter().copied().collect::<Vec<_>>() {
-            self.reply(id, &reply);
-        }
-    }
-
     /// Answers a client. Disconnects it if it does not read.
     pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
         self.reply_with(to, reply, &Descriptors::default());
@@ -260,7 +235,7 @@ impl Clients {
         if let Some(at) = self.list.iter().position(failed) {
             self.list.remove(at).1.dispose();
             self.readers.remove(&to);
-            self.watching.remove(&to);
+            self.policy.forget(to);
         }
     }
 }

@@ -3,11 +3,11 @@
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::descriptors::Descriptors;
 
-use super::clients::ClientId;
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::published_ports::{Changed, listen};
 use crate::commands::Reply;
 use ringfence_guest::ToGuest;
+use ringfence_uplink_process::egress::live::ClientId;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::forwarded_ports;
 

@@ -17,9 +17,9 @@ use std::os::fd::OwnedFd;
 use anyhow::bail;
 use ringfence_sandbox::channel::Channel;
 
-use super::clients::ClientId;
 use super::report::Reporter;
 use ringfence_hostnet::text::printable;
+use ringfence_uplink_process::egress::live::ClientId;
 use ringfence_uplink_process::forward::{
     self, Families, Forward, ForwardProtocol, ForwardSpec, PORTS_MAX,
 };

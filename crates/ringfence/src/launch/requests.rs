@@ -1,21 +1,19 @@
 //! Requests of a launcher's clients ([`crate::commands`]).
 
-use ringfence_policy::Policy;
 use ringfence_policy::denials::Denials;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::cgroup::GuestCgroup;
-use ringfence_sys::descriptors::{Descriptors, dispose};
+use ringfence_sys::descriptors::Descriptors;
 use rustix::process::Signal;
 
-use super::clients::{ClientEvent, ClientId, Clients};
+use super::clients::{ClientEvent, Clients};
+use super::filter;
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::inherited;
-use super::{egress, filter};
 use crate::commands::{Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, FrontendLevels, ToDriver, ToFrontend};
 use ringfence_guest::ToGuest;
-use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::egress::document;
+use ringfence_uplink_process::egress::live::{self, ClientId};
 use ringfence_uplink_process::orders::UplinkOrder;
 use ringfence_uplink_process::totals::UplinkTotals;
 
@@ -40,10 +38,8 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(_, Request::Stop(number), _) => {
                 self.send_to_guest(&ToGuest::Signal(number), &[])
             }
-            ClientEvent::Request(id, Request::SetPolicy, fds) => {
-                if let Err(why) = self.set_policy(id, fds) {
-                    self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
-                }
+            ClientEvent::Request(id, Request::Policy(request), fds) => {
+                self.serve_policy(id, request, fds);
                 Ok(())
             }
             ClientEvent::Request(id, Request::Messages { after, wait }, _) => {
@@ -64,14 +60,6 @@ impl GuestProcesses<'_> {
             }
             ClientEvent::Request(id, Request::UplinkTotals, _) => {
                 self.ask_for_totals(id);
-                Ok(())
-            }
-            ClientEvent::Request(id, Request::Denials { after }, _) => {
-                self.tell_denials(id, after);
-                Ok(())
-            }
-            ClientEvent::Request(id, Request::Watch, _) => {
-                self.watch(id);
                 Ok(())
             }
             ClientEvent::Request(id, Request::Levels, _) => {
@@ -101,25 +89,6 @@ impl GuestProcesses<'_> {
             return Ok(());
         }
         self.send_to_guest(&order, &stdio)
-    }
-
-    /// Hands the policy of a client over to the uplink. [`GuestProcesses::policy_is_set`] answers.
-    fn set_policy(&mut self, id: ClientId, fds: Descriptors) -> Result<(), String> {
-        let [file] = fds.exactly().map_err(|_| "it came without a policy".to_owned())?;
-        let source = document::check_and_read(&file);
-        dispose(file);
-        let source = source.map_err(|error| error.to_string())?;
-        Policy::new(source.clone()).map_err(|error| error.to_string())?;
-        let Some(clients) = &mut self.clients else { return Ok(()) };
-        if clients.policy.is_some() {
-            return Err("another policy is on its way to the uplink; try again".to_owned());
-        }
-        let (uplink, channel) = self.uplink.with_channel().ok_or("it has no uplink")?;
-        uplink.egress.replace(channel, &source)?;
-        if let Some(clients) = &mut self.clients {
-            clients.policy = Some((id, source));
-        }
-        Ok(())
     }
 
     /// Asks the uplink for its totals; [`Clients::tell_totals`] answers.
@@ -175,22 +144,6 @@ impl GuestProcesses<'_> {
         if let Some(totals) = totals.filter(|_| self.reporter.is_verbose()) {
             self.reporter.step(format_args!("egress: {totals}"));
         }
-    }
-
-    /// Answers the client whose policy the uplink has applied or refused.
-    pub(super) fn policy_is_set(&mut self, error: Option<String>) {
-        let Some((id, source)) = self.clients.as_mut().and_then(|clients| clients.policy.take())
-        else {
-            return;
-        };
-        if let (None, Some((uplink, _))) = (&error, self.uplink.with_channel()) {
-            uplink.egress.is_replaced_by(source);
-        }
-        let reply = match error {
-            None => Reply::PolicySet,
-            Some(why) => Reply::Failed { status: STATUS_FAILED, why: printable(&why) },
-        };
-        self.reply(id, &reply);
     }
 
     /// Asks the driver domain for its counters, or answers at once if there is none.
@@ -254,7 +207,7 @@ impl GuestProcesses<'_> {
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             filter: filter::describe(&options.filter),
-            policy: self.uplink().and_then(|uplink| egress::describe(uplink.egress.policy()?)),
+            policy: self.uplink().and_then(|uplink| live::describe(uplink.egress.policy()?)),
             since: self.clients.as_ref().map_or(0, Clients::since),
             cgroup: cgroup.and_then(|own| Some(own.path()?.to_string_lossy().into_owned())),
             limits: options.limits,

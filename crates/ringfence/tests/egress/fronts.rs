@@ -3,12 +3,28 @@
 
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
 use crate::support::needs::Need;
-use crate::support::world::FAR_V4;
+use crate::support::world::{FAR_V4, Families, World};
 use crate::support::{MOMENT, eventually};
 use crate::{net, require};
 
 /// Name server's address in Podman's containers.
 const DNS_FORWARD: &str = "169.254.1.1";
+
+/// Runs `ringfence policy` in the user namespace of the process whose number is in a file, as `podman unshare` does. Returns its
+/// output.
+fn policy_inside(net: &Net, words: &str) -> String {
+    let (pid, program) = (net.world.lab.read("pid"), net.world.lab.program());
+    let enter = format!("nsenter --user --preserve-credentials --target {}", pid.trim());
+    let words = format!("{enter} {program} policy {words}");
+    net.world.host(&words.split(' ').collect::<Vec<_>>()).succeed(LONG)
+}
+
+/// Asserts that `ringfence policy why` lists what [`requests`] were denied, once they are done.
+fn check_list_of_denials(listed: impl Fn() -> String) {
+    let denials = ["b.test: ", "to allow it: --allow b.test:443", "198.51.100.2:80: "];
+    let all_are_listed = || denials.iter().all(|denial| listed().contains(denial));
+    assert!(eventually(LONG, all_are_listed), "{}", listed());
+}
 
 /// Requests of a guest. The last lines tell the statuses of curl.
 fn requests() -> String {
@@ -62,7 +78,9 @@ fn container_has_the_policy_that_podman_passes_and_its_published_ports() {
          cat > inside.sh <<'END'\n{}END
          nsenter --net=netns sh -ec '. ./inside.sh'
          nsenter --net=netns python3 -m http.server 80 >/dev/null 2>&1 & web=$!
-         until [ -e asked ]; do sleep 0.05; done; kill $web; wait $web || :
+         until [ -e asked ]; do nsenter --net=netns curl -s --max-time 20 http://other.test/ > second || :; sleep 0.05; done
+         nsenter --net=netns curl -s --max-time 20 http://a.test/ >> second || echo \"second $?\" >> second
+         kill $web; wait $web || :
          umount -l netns; rm netns
          until grep egress: messages; do sleep 0.05; done",
         requests()
@@ -71,13 +89,40 @@ fn container_has_the_policy_that_podman_passes_and_its_published_ports() {
     let container = net.world.host(&words);
     let fetch = "for i in $(seq 400); do curl -sS --max-time 5 -o got http://192.0.2.2:8080/ && exit 0; sleep 0.1; done; exit 1";
     net.world.outside(&["sh", "-c", fetch]).succeed(LONG);
+    // The session is in another user namespace than this command, as that of a container of Podman.
+    check_list_of_denials(|| policy_inside(&net, "why netns"));
+    if rustix::process::geteuid().is_root() {
+        // From the initial user namespace, as the user's shell does with a container of Podman.
+        check_list_of_denials(|| net.policy("why netns"));
+    }
+    let guests = policy_inside(&net, "guests");
+    assert!(
+        guests.contains("netns ") && guests.contains("  pasta    1 rule (p.toml)\n"),
+        "{guests}"
+    );
+    let (pid, program) = (net.world.lab.read("pid"), net.world.lab.program());
+    let enter = ["nsenter", "--user", "--preserve-credentials", "--target", pid.trim()];
+    let watch = net.world.host(&[&enter[..], &[program, "policy", "watch", "netns"]].concat());
+    watch.wait_for_output("other.test");
+    std::fs::write(net.world.file("q.toml"), "allow = ['other.test:80']\n").unwrap();
+    assert!(policy_inside(&net, "set netns q.toml").contains("1 rules of q.toml"));
+    let allowed = r#""verdict":"allow","name":"other.test""#;
+    watch.wait_for_output(allowed);
+    assert!(policy_inside(&net, "guests").contains("1 rule (q.toml)"));
     std::fs::write(net.world.file("asked"), "").unwrap();
     let output = container.succeed(LONG);
     check(&net, &output);
     let said = std::fs::read_to_string(net.world.file("said")).unwrap();
     assert!(said.is_empty(), "{said}");
-    let totals = "2 connections allowed, 1 denied, 1 ended by their first bytes";
-    assert!(output.contains(totals), "{output}");
+    assert!(
+        output.contains(" connections allowed, 1 denied, 1 ended by their first bytes"),
+        "{output}"
+    );
+    assert_eq!(net.world.lab.read("second"), "page\nsecond 6\n");
+    let log = net.world.lab.read("messages");
+    assert!(log.contains("denied b.test, no rule; `--allow b.test:443`\n"), "{log}");
+    // The verdicts end with the session.
+    watch.succeed(LONG);
     records(&net, "log", "netns");
     net.end();
 }
@@ -90,17 +135,20 @@ fn container_of_slirp4netns_has_the_policy_of_its_options() {
     let script = format!(
         "touch netns; unshare --net=netns true
          ./slirp4netns --disable-host-loopback --mtu=65520 -c -r 3 --netns-type=path --policy p.toml --egress-log log \
-             $PWD/netns tap0 3>ready & slirp=$!
+             $PWD/netns tap0 3>ready & slirp=$!; echo $slirp > pid
          until [ -s ready ]; do sleep 0.05; done
          echo nameserver 10.0.2.3 > servers; mount --bind servers /etc/resolv.conf
          cat > inside.sh <<'END'\n{}END
          nsenter --net=netns sh -ec '. ./inside.sh'
-         kill $slirp; wait $slirp",
+         until [ -e listed ]; do sleep 0.05; done; kill $slirp; wait $slirp",
         requests()
     );
     let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", &script];
-    let output = net.world.host(&words).succeed(LONG);
-    check(&net, &output);
+    let container = net.world.host(&words);
+    container.wait_for_output("shared 35");
+    check_list_of_denials(|| policy_inside(&net, "why netns"));
+    std::fs::write(net.world.file("listed"), "").unwrap();
+    check(&net, &container.succeed(LONG));
     records(&net, "log", "netns");
     let words = ["./slirp4netns", "--allow", "b@d", "1", "tap0"];
     let wrong = net.world.host(&words).finish(LONG);
@@ -123,6 +171,13 @@ fn command_of_pasta_asks_the_name_servers_of_the_host_under_a_policy() {
     let denied = r#""reason":"no rule""#;
     assert!(finished.stderr.contains(denied), "{}", finished.stderr);
     assert!(finished.stderr.contains("pasta: egress: 2 connections allowed, 1 denied"));
+    // Root's session has given up root's rights.
+    let running = start("--deny b.test", "getent hosts b.test || echo ready; exec sleep 1000");
+    running.wait_for_output("ready");
+    assert!(eventually(MOMENT, || net.policy("why pasta").contains("b.test: once")));
+    std::fs::write(net.world.file("q.toml"), "deny = ['c.test']\n").unwrap();
+    assert!(net.policy("set pasta q.toml").contains("1 rules of q.toml"));
+    running.end();
     let learned = start("--quiet --egress-learn learned.toml", "curl -sS http://a.test/");
     assert_eq!(learned.finish(LONG).stdout, "page\n");
     let learned = std::fs::read_to_string(net.world.file("learned.toml")).unwrap();
@@ -131,6 +186,70 @@ fn command_of_pasta_asks_the_name_servers_of_the_host_under_a_policy() {
     let wrong = start("--allow b@d", "true").finish(LONG);
     assert!(wrong.status == Some(1) && wrong.stderr.contains('^'), "{}", wrong.stderr);
     net.end();
+}
+
+/// Client that asks the session whose socket is given for its description.
+const CLIENT: &str = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(10)
+try:
+    s.connect(sys.argv[1])
+    s.send(b'\"Describe\"')
+    print(s.recv(4096).decode() or 'nothing')
+except OSError as error:
+    print(type(error).__name__)";
+
+/// Program that listens in the place of a session.
+const FAKE: &str = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(sys.argv[1])
+s.listen()
+print('listens', flush=True)
+print(s.accept()[0].recv(4096))";
+
+#[test]
+fn process_of_other_namespaces_reaches_no_session_and_stands_in_for_none() {
+    let Some(world) = World::new(Families::V4) else { return };
+    let program = world.lab.program().to_owned();
+    let words = [&*program, "pasta", "--config-net", "--deny", "b.test", "--", "sleep", "1000"];
+    let session = world.host(&words);
+    let socket = || {
+        let listed = std::fs::read_dir(world.lab.runtime_dir()).into_iter().flatten();
+        let mut paths = listed.map(|entry| entry.unwrap().path());
+        // One that does not listen yet has another name.
+        paths.find(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.ends_with(".session") && !name.starts_with('.')
+        })
+    };
+    assert!(eventually(MOMENT, || socket().is_some()));
+    let socket = socket().unwrap();
+    let ask = |namespaces: &[&str]| {
+        let client = ["python3", "-c", CLIENT, socket.to_str().unwrap()];
+        world.host(&[namespaces, &client].concat()).succeed(MOMENT)
+    };
+    let described =
+        "{\"Session\":{\"name\":\"pasta\",\"program\":\"pasta\",\"policy\":\"1 rule (--deny)\"}}\n";
+    assert_eq!(ask(&[]), described);
+    let other = ["unshare", "--user", "--map-root-user", "--pid", "--fork"];
+    // The second one is as a command of `pasta --no-pidns`.
+    for namespaces in [&other[..], &other[..3]] {
+        let refused = ask(namespaces);
+        let kinds = ["nothing\n", "ConnectionResetError\n", "BrokenPipeError\n"];
+        assert!(kinds.contains(&&*refused), "{namespaces:?}: {refused}");
+    }
+
+    let path = world.lab.runtime_dir().join("1-1.session");
+    let fake = ["python3", "-c", FAKE, path.to_str().unwrap()];
+    let fake = world.host(&[&other[..], &fake].concat());
+    fake.wait_for_output("listens");
+    let finished = world.host(&[&program, "policy", "guests"]).finish(MOMENT);
+    assert_eq!(finished.stdout.lines().count(), 2, "{}", finished.stdout);
+    assert!(finished.stderr.contains("in another PID namespace"), "{}", finished.stderr);
+    assert!(fake.succeed(MOMENT).ends_with("b''\n"), "it got a request");
+    session.end();
 }
 
 #[test]
@@ -164,10 +283,13 @@ fn virtual_machine_reaches_the_names_of_its_policy_file_only() {
     front.wait_for_error("listens at");
     let script = format!(
         "ip link set eth0 up; busybox udhcpc -i eth0 -n -q -f -s ./on-lease 2>/dev/null
-         {}python3 egress.py hello {FAR_V4} a.test nameless; python3 egress.py datagram {FAR_V4} 53",
+         {}until [ -e listed ]; do sleep 0.05; done; python3 egress.py hello {FAR_V4} a.test nameless; python3 egress.py datagram {FAR_V4} 53",
         requests()
     );
     let machine = net.world.host(&["python3", "machine.py", "vm.socket", &script]);
+    machine.wait_for_output("shared 35");
+    check_list_of_denials(|| net.policy("why vm.socket"));
+    std::fs::write(net.world.file("listed"), "").unwrap();
     let output = machine.succeed(LONG);
     check(&net, &output);
     assert!(output.contains("dns 192.0.2.1\n"), "{output}");

@@ -1,6 +1,6 @@
 //! Refusals that users and programs can read, and names whose answers are too long for a datagram.
 
-use crate::support::egress::{CURL, DNSMASQ, LONG, MANY, Net, OPENSSL};
+use crate::support::egress::{CURL, DNSMASQ, LONG, MANY, OPENSSL};
 use crate::support::eventually;
 use crate::support::needs::Need;
 use crate::{net, require};
@@ -22,13 +22,6 @@ fn name_with_a_long_answer_resolves_over_datagrams_and_tcp() {
     assert_eq!(net.world.guest(options, script).succeed(LONG), expected);
     assert!(!net.was_asked_for("other.test"));
     net.end();
-}
-
-/// Runs `ringfence policy` with these words. Returns its output.
-fn policy(net: &Net, words: &str) -> String {
-    let program = net.world.lab.program().to_owned();
-    let words: Vec<&str> = [&*program, "policy"].into_iter().chain(words.split(' ')).collect();
-    net.world.host(&words).succeed(LONG)
 }
 
 #[test]
@@ -58,12 +51,12 @@ fn denial_is_announced_listed_and_explained_to_the_guest() {
     }
     assert_eq!(guest.stderr.text().matches("other.test").count(), 2, "one line");
 
-    let listed = policy(&net, "why told");
+    let listed = net.policy("why told");
     for line in ["other.test: ", "    no rule\n", "    to allow it: --allow other.test:443\n"] {
         assert!(listed.contains(line), "{line}: {listed}");
     }
-    assert!(policy(&net, "why told --last 1").starts_with("a.test:8080 (198.51.100.1): once, "));
-    let json: serde_json::Value = serde_json::from_str(&policy(&net, "why told --json")).unwrap();
+    assert!(net.policy("why told --last 1").starts_with("a.test:8080 (198.51.100.1): once, "));
+    let json: serde_json::Value = serde_json::from_str(&net.policy("why told --json")).unwrap();
     let other = json.as_array().unwrap().iter().find(|denial| denial["name"] == "other.test");
     assert_eq!(other.unwrap()["allow"], "other.test:443", "{json}");
     let program = net.world.lab.program().to_owned();
@@ -105,7 +98,7 @@ fn verdicts_of_a_running_guest_are_watched_until_it_ends() {
         let guest = net.world.lone_guest(&format!("-v --name watched {options}"), script);
         guest.wait_for_output("ready");
         if options.is_empty() {
-            policy(&net, "set watched a.toml");
+            net.policy("set watched a.toml");
         }
         let program = net.world.lab.program().to_owned();
         let watch = net.world.host(&[&program, "policy", "watch", "watched"]);

@@ -74,6 +74,13 @@ impl Net {
         self.world.lone_guest(options, script).succeed(LONG)
     }
 
+    /// Runs `ringfence policy` with these words. Returns its output.
+    pub fn policy(&self, words: &str) -> String {
+        let program = [self.world.lab.program(), "policy"];
+        let words: Vec<&str> = program.into_iter().chain(words.split(' ')).collect();
+        self.world.host(&words).succeed(LONG)
+    }
+
     /// Returns `true` if the name server received a query for a name.
     pub fn was_asked_for(&self, name: &str) -> bool {
         self.names.stderr.text().contains(name) || self.names.stdout.text().contains(name)

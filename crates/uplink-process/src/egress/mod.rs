@@ -2,10 +2,11 @@
 //!
 //! The process that starts the uplink reads files and parses every rule before it starts another one (`guest`). The
 //! uplink's process receives the rules over its channel and decides; nothing in the guest takes part. `policy set`
-//! hands another policy to the launcher of a running guest ([`document`]).
+//! hands another policy to the launcher of a running guest, or to its session ([`document`], [`live`]).
 
 pub mod document;
 pub mod guest;
+pub mod live;
 pub mod presets;
 mod records;
 

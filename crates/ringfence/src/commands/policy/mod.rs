@@ -10,6 +10,8 @@ use ringfence_policy::{HostName, Policy, Protocol, Verdict};
 
 use ringfence_uplink_process::egress::{self, presets};
 
+mod guests;
+mod holder;
 mod set;
 mod watch;
 mod why;
@@ -36,23 +38,25 @@ pub enum PolicyCommand {
         #[arg(value_name = "NAME:PORT")]
         destination: String,
     },
+    /// List the running guests with a policy: those of `run`, and those of `pasta`, `passt` and `slirp4netns`
+    Guests,
     /// Replace the policy of a running guest, all rules at once
     ///
     /// Connections that the new policy denies end at once. A file with an error changes nothing. A guest that was
     /// started without a policy gets one.
     Set {
-        /// Name of the guest, or PID of its `ringfence run`
+        /// Name of the guest, or PID, as `ringfence policy guests` lists them
         guest: String,
         /// The policy file
         file: PathBuf,
     },
     /// List what the policy of a running guest has denied, the latest first, with the rules that would allow it
     ///
-    /// The launcher keeps the last 256 destinations until the guest ends. A program in the guest can ask for the verdict on a
+    /// The last 256 destinations are kept until the guest ends. A program in the guest can ask for the verdict on a
     /// name itself: `dig TXT why.NAME`.
     #[command(after_help = "Example:\n  ringfence policy why agent --last 5")]
     Why {
-        /// Name of the guest, or PID of its `ringfence run`
+        /// Name of the guest, or PID, as `ringfence policy guests` lists them
         guest: String,
         /// Print only the last N
         #[arg(long, value_name = "N")]
@@ -66,7 +70,7 @@ pub enum PolicyCommand {
         after_help = "Example:\n  ringfence policy watch agent | jq -r 'select(.verdict == \"deny\") | .allow'"
     )]
     Watch {
-        /// Name of the guest, or PID of its `ringfence run`
+        /// Name of the guest, or PID, as `ringfence policy guests` lists them
         guest: String,
     },
     /// Print the policy file of a preset of `run --policy-preset`, to read it or to write one's own
@@ -102,6 +106,7 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
             let rules = set::set(guest, file)?;
             Ok((format!("{guest}: {rules} rules of {}\n", file.display()), 0))
         }
+        PolicyCommand::Guests => Ok((guests::list()?, 0)),
         PolicyCommand::Why { guest, last, json } => Ok((why::list(guest, *last, *json)?, 0)),
         PolicyCommand::Watch { guest } => {
             watch::print(guest)?;

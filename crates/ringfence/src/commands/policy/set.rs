@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::bail;
 use ringfence_policy::{Policy, PolicySource};
 
-use crate::commands::{Reply, Request, find};
+use super::holder::{NoReply, PolicyHolder};
+use ringfence_uplink_process::egress::live::{PolicyReply, PolicyRequest};
 use ringfence_uplink_process::egress::{self, document};
 
 /// Time limit for the uplink to apply the policy.
@@ -21,12 +22,13 @@ const APPLIED: Duration = Duration::from_secs(10);
 pub(super) fn set(guest: &str, file: &Path) -> anyhow::Result<usize> {
     let source = read(file)?;
     let rules = Policy::new(source.clone())?.len();
-    let channel = find::one(guest)?.channel;
-    channel.send(&Request::SetPolicy, &[document::write(&source)?.as_fd()])?;
-    match channel.receive_within(APPLIED)? {
-        (Reply::PolicySet, _) => Ok(rules),
-        (Reply::Failed { why, .. }, _) => bail!("{guest} keeps its policy: {why}"),
-        _ => bail!("{guest} is of another version of Ringfence"),
+    let holder = PolicyHolder::find(guest)?;
+    holder.send(PolicyRequest::Set, &[document::write(&source)?.as_fd()])?;
+    match holder.receive(Some(APPLIED)) {
+        Ok(PolicyReply::Set) => Ok(rules),
+        Err(NoReply::Refused(why)) => bail!("{guest} keeps its policy: {why}"),
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!("{guest} is of another version of Ringfence"),
     }
 }
 

@@ -5,8 +5,9 @@ use std::io::Write;
 use anyhow::bail;
 use ringfence_sandbox::ChannelError;
 
-use crate::commands::{Reply, Request, find};
+use super::holder::{NoReply, PolicyHolder};
 use ringfence_hostnet::out::Out;
+use ringfence_uplink_process::egress::live::{PolicyReply, PolicyRequest};
 
 /// Prints verdicts until the guest ends.
 ///
@@ -14,17 +15,17 @@ use ringfence_hostnet::out::Out;
 ///
 /// Returns the reason for which there are none, or the error of the output.
 pub(super) fn print(guest: &str) -> anyhow::Result<()> {
-    let channel = find::one(guest)?.channel;
-    channel.send(&Request::Watch, &[])?;
+    let holder = PolicyHolder::find(guest)?;
+    holder.send(PolicyRequest::Watch, &[])?;
     loop {
-        match channel.receive::<Reply>() {
-            Ok((Reply::Verdicts(lines), _)) => {
+        match holder.receive(None) {
+            Ok(PolicyReply::Verdicts(lines)) => {
                 Out.write_all(lines.as_bytes())?;
                 Out.flush()?;
             }
-            Ok((Reply::Failed { why, .. }, _)) => bail!("{guest}: {why}"),
+            Err(NoReply::Refused(why)) => bail!("{guest}: {why}"),
             Ok(_) => bail!("{guest} is of another version of Ringfence"),
-            Err(ChannelError::Closed) => return Ok(()),
+            Err(NoReply::Channel(ChannelError::Closed)) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
     }

@@ -8,8 +8,9 @@ use ringfence_base::json::escape_controls;
 use ringfence_policy::denials::Denial;
 use ringfence_policy::refusal::{clean, destination};
 
+use super::holder::{NoReply, PolicyHolder};
 use crate::commands::ps::age;
-use crate::commands::{Reply, Request, find};
+use ringfence_uplink_process::egress::live::{PolicyReply, PolicyRequest};
 
 /// Time limit for an answer of the launcher.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -20,16 +21,17 @@ const ANSWER: Duration = Duration::from_secs(5);
 ///
 /// Returns the reason for which the guest does not answer.
 pub(super) fn list(guest: &str, last: Option<usize>, json: bool) -> anyhow::Result<String> {
-    let channel = find::one(guest)?.channel;
+    let holder = PolicyHolder::find(guest)?;
     let mut denials: Vec<Denial> = Vec::new();
     let wanted = last.unwrap_or(usize::MAX);
     while denials.len() < wanted {
-        channel.send(&Request::Denials { after: denials.len() }, &[])?;
-        match channel.receive_within(ANSWER)? {
-            (Reply::Denials(more), _) if more.is_empty() => break,
-            (Reply::Denials(more), _) => denials.extend(more),
-            (Reply::Failed { why, .. }, _) => bail!("{guest}: {why}"),
-            _ => bail!("{guest} is of another version of Ringfence"),
+        holder.send(PolicyRequest::Denials { after: denials.len() }, &[])?;
+        match holder.receive(Some(ANSWER)) {
+            Ok(PolicyReply::Denials(more)) if more.is_empty() => break,
+            Ok(PolicyReply::Denials(more)) => denials.extend(more),
+            Err(NoReply::Refused(why)) => bail!("{guest}: {why}"),
+            Err(error) => return Err(error.into()),
+            Ok(_) => bail!("{guest} is of another version of Ringfence"),
         }
     }
     denials.truncate(wanted);
