@@ -10,6 +10,7 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 
 use super::block::args::{BlockArgs, PersistentArgs};
 use super::copy::CopyArgs;
+use super::full_report::args::ReportArgs;
 use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
@@ -52,6 +53,8 @@ pub enum BenchCommand {
     Pressure(PressureArgs),
     /// Throughput and latency of a guest's uplink to the host's network, beside other programs
     Uplink(UplinkArgs),
+    /// The experiments of the source documents and the comparisons with other programs, on one page
+    Report(ReportArgs),
 }
 
 /// Repeat the experiments that the source documents describe

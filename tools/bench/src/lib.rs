@@ -34,6 +34,7 @@ pub mod cli;
 mod copy;
 mod cores;
 mod domain;
+pub mod full_report;
 pub mod grant;
 pub mod gso;
 mod harness;
@@ -99,6 +100,7 @@ fn main(command: &BenchCommand) -> u8 {
         BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Pressure(args) => pressure::run(args),
         BenchCommand::Uplink(args) => uplink::run(args),
+        BenchCommand::Report(args) => full_report::run(args),
     };
     match outcome {
         Ok(()) => 0,

@@ -2,10 +2,10 @@
 
 use ringfence_driver::switchboard::{DriverStats, WindowLevels};
 
-use super::args::StreamSetup;
+use super::args::{StreamPath, StreamSetup};
 use super::case::StreamCase;
 use super::cpu::Split;
-use crate::harness::{Layout, Summary, left, right};
+use crate::harness::{Layout, Summary, Value, left, right};
 
 /// Difference of a driver domain's counters between two readings, summed over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,21 +67,33 @@ pub(crate) fn reuse_sum(each: impl Iterator<Item = WindowLevels>) -> WindowLevel
     })
 }
 
-/// Returns the published ratio for a row that was measured on Xen: that of its throughput to the one with an MTU of
-/// 1500 bytes and one slot a packet. The row's setup is a backend and the setup of this benchmark.
-pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
+/// Returns the published ratio of a throughput to the one with an MTU of 1500 bytes and one slot a packet.
+fn published(path: StreamPath, setup: StreamSetup) -> Option<f64> {
     // Mbit/s in "TCP/Generic Segmentation Offload and Its Application in Xen".
-    let (small, jumbo, whole) = match experiment {
-        "guest-dom0" => (1228.08, Some(3097.49), 3208.41),
-        "guest-guest" => (323.91, None, 1678.52),
-        _ => return None,
+    let (small, jumbo, whole) = match path {
+        StreamPath::GuestDriver => (1228.08, Some(3097.49), 3208.41),
+        StreamPath::GuestGuest => (323.91, None, 1678.52),
+        StreamPath::DriverGuest | StreamPath::Loopback => return None,
     };
     let larger: f64 = match setup {
-        _ if setup.ends_with(&StreamSetup::Jumbo.name()) => jumbo?,
-        _ if setup.ends_with(&StreamSetup::Whole.name()) => whole,
+        StreamSetup::Small => return None,
+        StreamSetup::Jumbo => jumbo?,
+        StreamSetup::Whole => whole,
+    };
+    Some(larger / small)
+}
+
+/// Returns the published ratio for a row that was measured on Xen. The row's setup is a backend and the setup of this
+/// benchmark.
+pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
+    let path = match experiment {
+        "guest-dom0" => StreamPath::GuestDriver,
+        "guest-guest" => StreamPath::GuestGuest,
         _ => return None,
     };
-    Some(format!("throughput {:.2}", larger / small))
+    let known = [StreamSetup::Jumbo, StreamSetup::Whole];
+    let known = known.into_iter().find(|known| setup.ends_with(&known.name()))?;
+    Some(format!("throughput {:.2}", published(path, known)?))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +139,7 @@ pub(super) fn layout() -> Layout<Summary<StreamCase>> {
         .field("seconds", |row| row.runs.iter().map(|run| run.nanos as f64 / 1e9).sum::<f64>())
         .column("gbps", |row| row.median(StreamRun::gbps), right("Gbit/s", 7).digits(2))
         .column("ratio", |row| row.ratio(StreamRun::gbps), right("ratio", 6).digits(2))
+        .field("published_ratio", |row| Value::if_some(published(row.case.path, row.case.setup)))
         .column("frames", |row| row.sum(|run| run.moved.frames), right("frames", 9))
         .column("segments_made", |row| row.sum(|run| run.moved.segments_made), right("segments", 9))
         .column(
@@ -166,7 +179,6 @@ mod tests {
     use ringfence_access::Mode;
     use ringfence_access::window::Revocation;
 
-    use super::super::args::StreamPath;
     use super::super::case::Modes;
     use super::*;
 

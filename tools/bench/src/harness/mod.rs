@@ -29,7 +29,7 @@ mod table;
 mod value;
 
 pub(crate) use layout::{Layout, left, right};
-pub(crate) use page::{Axis, Page, Plot, Scale, Series};
+pub(crate) use page::{Axis, Bar, BarChart, BarGroup, Page, Plot, Scale, Series, number};
 pub(crate) use progress::progress;
 pub(crate) use report::{Format, Report};
 pub(crate) use rounds::{Attempt, Case, Runs, Summary, median};

@@ -190,7 +190,7 @@ impl PressureReport {
              to the other. Memory is plenty, then cut to less than was used, then plenty again.",
         );
         let rows: Vec<Vec<String>> = self.rows().into_iter().map(Vec::from).collect();
-        page.table(&["", ""], &rows);
+        page.facts("Outcome", &rows);
         let mut plot = |title: &str, unit, series| {
             page.plot(&Plot {
                 title: title.to_owned(),
@@ -209,7 +209,7 @@ impl PressureReport {
             ],
         )?;
         plot("Pages of windows", "MiB", vec![self.series("shared", |reading| reading.pool)])?;
-        plot("Arrived", "MiB", vec![self.series("octets", |reading| reading.bytes)])?;
+        plot("Arrived", "MiB", vec![self.series("bytes", |reading| reading.bytes)])?;
         Ok(page)
     }
 

@@ -43,7 +43,7 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
         write!(out, "{}", report.text())?;
     }
     if let Some(path) = &args.html {
-        report.page()?.write(path)?;
+        report.page().write(path)?;
     }
     Ok(())
 }

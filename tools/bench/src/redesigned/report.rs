@@ -7,11 +7,9 @@ use ringfence_driver::switchboard::WindowLevels;
 use super::args::RedesignedExperiment;
 use super::revoke::Revoke;
 use crate::gso::case::{Modes, StreamCase};
-use crate::gso::cpu::{Split, Times};
+use crate::gso::cpu::Times;
 use crate::gso::report::{StreamRun, reuse_sum};
-use crate::harness::{
-    Attempt, Axis, Case, Layout, Page, Plot, Scale, Series, Summary, left, right,
-};
+use crate::harness::{Attempt, Bar, BarChart, BarGroup, Case, Layout, Page, Summary, left, right};
 
 /// One experiment with the guests' pages in one access mode.
 #[derive(Clone)]
@@ -176,63 +174,57 @@ impl RedesignedReport {
     }
 
     /// Returns a page with the tables and plots.
-    pub(super) fn page(&self) -> anyhow::Result<Page> {
+    pub(super) fn page(&self) -> Page {
         let mut page = Page::new("Redesigned grants: original mechanism and windows");
         page.text(
             "One TCP stream of super-packets between kernels. The first row of each experiment is the original mechanism, \
              mode window the redesigned one. Ratios are to the first row, in the same round; what was published stands \
              behind the stroke. Times are nanoseconds of processor time for each kilobyte that arrived.",
         );
-        page.rows(&layout(), &self.rows);
-        let name = |row: &Summary<ExperimentCase>| row.case.experiment.name().to_owned();
-        let mut names: Vec<String> = self.rows.iter().map(name).collect();
-        names.dedup();
-        let mut figure = |title: &str, unit, figure: Figure<'_>| {
-            page.plot(&Plot {
+        page.rows("Streams", &layout(), &self.rows);
+        let mut figure = |title: &str, unit: &str, less_is_better, figure: Figure<'_>| {
+            page.chart(&BarChart {
+                id: title.to_owned(),
                 title: title.to_owned(),
-                x: Axis::new("experiment", Scale::Names(names.clone())),
-                y: Axis::linear(unit),
-                series: series(&self.rows, &names, figure),
-            })
+                unit: unit.to_owned(),
+                less_is_better,
+                groups: groups(&self.rows, figure),
+            });
         };
-        figure("Throughput", "Gbit/s", &|row| row.median(StreamRun::gbps))?;
-        figure("Cost of everything", "ns/kB", &|row| row.median(StreamRun::cost))?;
-        figure("Cost of the driver domain", "ns/kB", &|row| {
-            both_times(row, |split| split.backend)
-        })?;
-        figure("Cost of frontends", "ns/kB", &|row| both_times(row, |split| split.frontend))?;
+        figure("Throughput", "Gbit/s", false, &StreamRun::gbps);
+        figure("Cost of everything", "ns/kB", true, &StreamRun::cost);
+        figure("Cost of the driver domain", "ns/kB", true, &|run| {
+            both_times(run, run.split.backend)
+        });
+        figure("Cost of frontends", "ns/kB", true, &|run| both_times(run, run.split.frontend));
         page.heading("To have a page back");
-        page.rows(&revoke_layout(), &self.revokes);
-        Ok(page)
+        page.rows("Time of a revocation, µs for each page", &revoke_layout(), &self.revokes);
+        page
     }
 }
 
-/// Figure of a row that a plot shows.
-type Figure<'a> = &'a dyn Fn(&Summary<ExperimentCase>) -> f64;
+/// Figure of a run that a chart shows.
+type Figure<'a> = &'a dyn Fn(&StreamRun) -> f64;
 
 /// Returns the CPU time for each received kilobyte in user space and in the kernel together.
-fn both_times(row: &Summary<ExperimentCase>, of: fn(&Split) -> Times) -> f64 {
-    row.median(|run| run.per_kb(of(&run.split).user_ns))
-        + row.median(|run| run.per_kb(of(&run.split).sys_ns))
+fn both_times(run: &StreamRun, times: Times) -> f64 {
+    run.per_kb(times.user_ns) + run.per_kb(times.sys_ns)
 }
 
-/// Returns a series for each mode, over the experiments.
-fn series(rows: &[Summary<ExperimentCase>], names: &[String], figure: Figure<'_>) -> Vec<Series> {
-    let of = |mode: &String| {
-        let points = rows.iter().filter(|row| row.case.mode() == *mode).filter_map(|row| {
-            let name = row.case.experiment.name();
-            let place = (0u8..).zip(names).find(|(_, known)| *known == name)?;
-            Some((f64::from(place.0), figure(row)))
-        });
-        Series::new(mode, points.collect())
-    };
-    let mut modes: Vec<String> = Vec::new();
-    for mode in rows.iter().map(|row| row.case.mode()) {
-        if !modes.contains(&mode) {
-            modes.push(mode);
+/// Returns a group for each experiment, with a bar for each mode.
+fn groups(rows: &[Summary<ExperimentCase>], figure: Figure<'_>) -> Vec<BarGroup> {
+    let mut groups: Vec<BarGroup> = Vec::new();
+    for row in rows {
+        let name = row.case.experiment.name();
+        let values = row.runs.iter().map(figure).collect();
+        let bar =
+            Bar { name: row.case.mode(), values, published: None, ours: row.case.is_window() };
+        match groups.iter_mut().find(|group| group.name == name) {
+            Some(group) => group.bars.push(bar),
+            None => groups.push(BarGroup { name: name.to_owned(), bars: vec![bar] }),
         }
     }
-    modes.iter().map(of).collect()
+    groups
 }
 
 const LEGEND: &str = "\
@@ -253,6 +245,7 @@ mod tests {
     use ringfence_access::window::Revocation;
 
     use crate::gso::args::{StreamPath, StreamSetup};
+    use crate::gso::cpu::Split;
     use crate::gso::report::Moved;
 
     const ORIGINAL: Modes = Modes { sender: Mode::Map, receiver: Mode::Copy };
@@ -313,6 +306,6 @@ mod tests {
         assert!(lines[2].contains("\"handshake_us\":null"), "{}", lines[2]);
         let text = report.text();
         assert!(text.contains("2.00/1.52") && text.contains("never"), "{text}");
-        assert!(report.page().unwrap().finish().contains("guest-guest"));
+        assert!(report.page().finish().contains("guest-guest"));
     }
 }

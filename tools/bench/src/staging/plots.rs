@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Forwarder, Point, VerifyExtent};
-use crate::harness::{Axis, Page, Plot, Scale, Series};
+use crate::harness::{Axis, Bar, BarChart, BarGroup, Page, Plot, Scale, Series};
 use crate::params::Direction;
 use crate::report::PacketRow;
 
@@ -19,10 +19,10 @@ pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
     for &size in &results.args.sizes {
         page.plot(&costs(results, size))?;
     }
-    page.plot(&ratios(results))?;
+    page.chart(&ratios(results));
     for table in results.tables() {
         page.heading(&table.title);
-        page.table(&table.heading, &table.rows);
+        page.table(&table.title, &table.heading, &table.rows);
     }
     results.notes().iter().for_each(|note| page.text(note));
     Ok(page)
@@ -43,7 +43,7 @@ fn rates(results: &Results<'_>, direction: Direction) -> Plot {
     });
     Plot {
         title: format!("{direction}, one queue"),
-        x: Axis::new("octets of a packet", Scale::Log),
+        x: Axis::new("bytes of a packet", Scale::Log),
         y: Axis::new("Mpps", Scale::Log),
         series: series.collect(),
     }
@@ -64,7 +64,7 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
         }
     }
     Plot {
-        title: format!("{size} octets: processor time of a packet, both sides together"),
+        title: format!("{size} bytes: processor time of a packet, both sides together"),
         x: Axis::linear("queues"),
         y: Axis::linear("nanoseconds"),
         series,
@@ -72,28 +72,30 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
 }
 
 /// Returns the ratio of staging to copy, measured and published.
-fn ratios(results: &Results<'_>) -> Plot {
-    let (mut names, mut measured, mut published) = (Vec::new(), Vec::new(), Vec::new());
+fn ratios(results: &Results<'_>) -> BarChart {
     let sequence = |point: &Point| {
         point.forwarder == Forwarder::Ringfence(Mode::Staging, VerifyExtent::Sequence)
     };
-    for point in results.points().filter(sequence) {
-        let Some((beside, wanted)) =
-            results.beside_copy(point).and_then(|beside| Some((beside.ratio, beside.wanted?)))
-        else {
-            continue;
-        };
-        let at = names.len() as f64;
-        names.push(format!("{} {} x{}", point.size, point.direction, point.queues));
-        measured.push((at, beside));
-        published.push((at, wanted));
+    let group = |point: Point| {
+        let published = results.beside_copy(point)?.wanted?;
+        let Point { size, direction, queues, .. } = point;
+        let values = results.ratios(point, point.with(copy()));
+        let bar =
+            Bar { name: "staging".to_owned(), values, published: Some(published), ours: true };
+        let name = format!("{size} bytes, {direction}, {queues} queues");
+        Some(BarGroup { name, bars: vec![bar] })
+    };
+    BarChart {
+        id: "staging".to_owned(),
+        title: "Staging to copy, measured and as published".to_owned(),
+        unit: "times".to_owned(),
+        less_is_better: false,
+        groups: results.points().filter(sequence).filter_map(group).collect(),
     }
-    Plot {
-        title: "Staging to copy: measured, and as published".to_owned(),
-        x: Axis::new("octets, direction, queues", Scale::Names(names)),
-        y: Axis::linear("ratio"),
-        series: vec![Series::new("measured", measured), Series::new("published", published)],
-    }
+}
+
+fn copy() -> Forwarder {
+    Forwarder::Ringfence(Mode::Copy, VerifyExtent::Sequence)
 }
 
 fn name(forwarder: Forwarder) -> String {

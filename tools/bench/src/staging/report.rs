@@ -67,12 +67,17 @@ impl<'a> Results<'a> {
         (!figures.is_empty()).then(|| median(figures.into_iter()))
     }
 
+    /// Returns the ratios within rounds.
+    pub(super) fn ratios(&self, point: Point, to: Point) -> Vec<f64> {
+        let pairs = self.samples(point).iter().zip(self.samples(to));
+        pairs
+            .filter_map(|(one, other)| Some(one.pps()? / other.pps()?.max(f64::MIN_POSITIVE)))
+            .collect()
+    }
+
     /// Returns the median of the ratios within rounds.
     pub(super) fn ratio(&self, point: Point, to: Point) -> Option<f64> {
-        let pairs = self.samples(point).iter().zip(self.samples(to));
-        let ratios: Vec<f64> = pairs
-            .filter_map(|(one, other)| Some(one.pps()? / other.pps()?.max(f64::MIN_POSITIVE)))
-            .collect();
+        let ratios = self.ratios(point, to);
         (!ratios.is_empty()).then(|| median(ratios.into_iter()))
     }
 

@@ -1,8 +1,14 @@
-//! Reports as one self-contained HTML page: text, tables and plots.
+//! Reports as one self-contained HTML page: text, tables, plots and bar charts.
 //!
-//! Any benchmark with `--html FILE` builds a [`Page`] of its rows. Plots are SVG within the page
-//! ([`plot`]). The page needs only a browser, and a diff of two pages shows the changes.
+//! Any benchmark with `--html FILE` builds a [`Page`] of its rows. Drawings are SVG within the page: lines over an axis
+//! ([`plot`]), and bars with their spread and published values ([`chart`]). The page needs only a browser and no script, and
+//! a diff of two pages shows the changes.
+//!
+//! Every page has light and dark colours (`style.css`), a list of its headings, and a link that skips it. Wide content
+//! scrolls within its own region, which the keyboard reaches; the page itself fits a screen of 360 px. A drawing is an
+//! image with a name and a description, and a bar chart is followed by its figures as a table.
 
+mod chart;
 mod plot;
 
 use std::fmt::Write;
@@ -11,29 +17,31 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::layout::Layout;
+pub(crate) use chart::{Bar, BarChart, BarGroup, number};
 pub(crate) use plot::{Axis, Plot, Scale, Series};
 
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;margin:2rem auto;\
-padding:0 1rem;color:#222;background:#fff}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}\
-th,td{border-bottom:1px solid #ddd;padding:.2rem .7rem;text-align:right}\
-th:first-child,td:first-child{text-align:left}th{border-bottom:2px solid #888}\
-svg{width:100%;height:auto;margin:1rem 0}";
+/// Colours and sizes of all pages.
+const STYLE: &str = include_str!("style.css");
 
 /// Builder of an HTML page.
 pub(crate) struct Page {
     title: String,
     body: String,
+    headings: Vec<String>,
+    /// Drawings so far, which number their identifiers.
+    drawings: usize,
 }
 
 impl Page {
     pub(crate) fn new(title: &str) -> Page {
-        Page { title: title.to_owned(), body: String::new() }
+        Page { title: title.to_owned(), body: String::new(), headings: Vec::new(), drawings: 0 }
     }
 
-    /// Adds a heading within the page.
+    /// Adds a heading within the page, which the list at its top shows.
     pub(crate) fn heading(&mut self, text: &str) {
-        self.element("h2", text);
+        self.headings.push(text.to_owned());
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(self.body, "<h2 id=\"h{}\">{}</h2>", self.headings.len(), escape(text));
     }
 
     /// Adds paragraphs, which an empty line separates.
@@ -43,41 +51,112 @@ impl Page {
         }
     }
 
+    /// Adds a paragraph that the reader must not miss.
+    pub(crate) fn note(&mut self, text: &str) {
+        let text = escape(text);
+        let _ = writeln!(self.body, "<p class=\"note\"><strong>Note:</strong> {text}</p>");
+    }
+
+    /// Adds lines of a shell, with words that introduce them.
+    pub(crate) fn command(&mut self, introduction: &str, lines: &str) {
+        self.element("p", introduction);
+        let (name, lines) = (escape(introduction), escape(lines));
+        let _ = writeln!(
+            self.body,
+            "<pre tabindex=\"0\" role=\"region\" aria-label=\"{name}\"><code>{lines}</code></pre>"
+        );
+    }
+
     /// Adds a table. The first column is for names, the others are for numbers.
-    pub(crate) fn table(&mut self, heading: &[&str], rows: &[Vec<String>]) {
-        self.body.push_str("<table>\n<tr>");
-        heading.iter().for_each(|cell| self.element("th", cell));
-        self.body.push_str("</tr>\n");
+    pub(crate) fn table(&mut self, caption: &str, heading: &[&str], rows: &[Vec<String>]) {
+        let name = escape(caption);
+        let _ = write!(
+            self.body,
+            "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Table: {name}\">\n\
+             <table>\n<caption>{name}</caption>\n<thead><tr>"
+        );
+        for cell in heading {
+            let _ = write!(self.body, "<th scope=\"col\">{}</th>", escape(cell));
+        }
+        self.body.push_str("</tr></thead>\n");
+        self.body_rows(rows);
+        self.body.push_str("</div>\n");
+    }
+
+    /// Adds a table of names and texts, without a heading.
+    pub(crate) fn facts(&mut self, caption: &str, rows: &[Vec<String>]) {
+        let caption = escape(caption);
+        let _ = writeln!(self.body, "<table class=\"facts\">\n<caption>{caption}</caption>");
+        self.body_rows(rows);
+    }
+
+    fn body_rows(&mut self, rows: &[Vec<String>]) {
+        self.body.push_str("<tbody>\n");
         for row in rows {
             self.body.push_str("<tr>");
-            row.iter().for_each(|cell| self.element("td", cell));
+            for (at, cell) in row.iter().enumerate() {
+                let (name, scope) = if at == 0 { ("th", " scope=\"row\"") } else { ("td", "") };
+                let _ = write!(self.body, "<{name}{scope}>{}</{name}>", escape(cell));
+            }
             self.body.push_str("</tr>\n");
         }
-        self.body.push_str("</table>\n");
+        self.body.push_str("</tbody>\n</table>\n");
     }
 
     /// Adds a table of rows with the columns of their layout.
-    pub(crate) fn rows<T>(&mut self, layout: &Layout<T>, rows: &[T]) {
+    pub(crate) fn rows<T>(&mut self, caption: &str, layout: &Layout<T>, rows: &[T]) {
         let cells: Vec<Vec<String>> = rows.iter().map(|row| layout.texts(row)).collect();
-        self.table(&layout.headings(), &cells);
+        self.table(caption, &layout.headings(), &cells);
     }
 
     /// Adds a plot; does nothing without points.
     pub(crate) fn plot(&mut self, plot: &Plot) -> anyhow::Result<()> {
         if let Some(svg) = plot.svg()? {
-            self.body.push_str(&svg);
-            self.body.push('\n');
+            let name = escape(&plot.title);
+            let image = self.image(&plot.title, &plot.description());
+            let svg = svg.replacen("<svg ", &image.attributes, 1).replacen('>', &image.start, 1);
+            let _ = writeln!(
+                self.body,
+                "<div class=\"plot scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Plot: {name}\">\n{svg}\n</div>"
+            );
         }
         Ok(())
+    }
+
+    /// Adds a bar chart with its figures as a table; does nothing without bars.
+    pub(crate) fn chart(&mut self, chart: &BarChart) {
+        let Some((size, marks)) = chart.marks() else { return };
+        let image = self.image(&chart.title, &chart.description());
+        let title = escape(&chart.heading());
+        let _ = write!(
+            self.body,
+            "<figure>\n<figcaption>{title}</figcaption>\n{}class=\"chart\" {size}{}{marks}</svg>\n",
+            image.attributes, image.start
+        );
+        let key = escape(&chart.key());
+        let _ =
+            write!(self.body, "<p class=\"key\">{key}</p>\n<details><summary>Figures</summary>\n");
+        let (heading, rows) = chart.table();
+        self.table(&chart.heading(), &heading, &rows);
+        self.body.push_str("</details>\n</figure>\n");
     }
 
     /// Returns the complete page.
     pub(crate) fn finish(&self) -> String {
         let title = escape(&self.title);
+        let mut list = String::new();
+        for (number, heading) in (1..).zip(&self.headings) {
+            let _ = writeln!(list, "<li><a href=\"#h{number}\">{}</a></li>", escape(heading));
+        }
+        if !list.is_empty() {
+            list = format!("<nav aria-label=\"Contents\">\n<ul>\n{list}</ul>\n</nav>\n");
+        }
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
-             <style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{}</body>\n</html>\n",
+             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>{title}</title>\n\
+             <link rel=\"icon\" href=\"data:,\">\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+             <a class=\"skip\" href=\"#content\">Skip to the content</a>\n\
+             <header>\n<h1>{title}</h1>\n{list}</header>\n<main id=\"content\" tabindex=\"-1\">\n{}</main>\n</body>\n</html>\n",
             self.body
         )
     }
@@ -88,9 +167,29 @@ impl Page {
     }
 
     fn element(&mut self, name: &str, text: &str) {
-        // Writing to a string cannot fail.
         let _ = writeln!(self.body, "<{name}>{}</{name}>", escape(text));
     }
+
+    /// Returns the start of a drawing: an image with a name and a description, for readers that do not see it.
+    fn image(&mut self, title: &str, description: &str) -> Image {
+        self.drawings += 1;
+        let n = self.drawings;
+        let (title, description) = (escape(title), escape(description));
+        Image {
+            attributes: format!(
+                "<svg role=\"img\" aria-labelledby=\"t{n}\" aria-describedby=\"d{n}\" "
+            ),
+            start: format!(
+                ">\n<title id=\"t{n}\">{title}</title>\n<desc id=\"d{n}\">{description}</desc>\n"
+            ),
+        }
+    }
+}
+
+/// Start of a drawing, before and after the attributes of its size.
+struct Image {
+    attributes: String,
+    start: String,
 }
 
 /// Escapes text for HTML.
@@ -99,42 +198,4 @@ fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn page_is_self_contained_and_escapes_text() {
-        let mut page = Page::new("rates & <ratios>");
-        page.heading("a < b");
-        page.text("one\n\ntwo");
-        page.table(&["mode", "Mpps"], &[vec!["copy".into(), "<1>".into()]]);
-        page.plot(&Plot {
-            title: "x < y".into(),
-            x: Axis::new("octets", Scale::Log),
-            y: Axis::linear("Mpps"),
-            series: vec![Series::new("copy & co", vec![(64.0, 3.0), (1500.0, 2.0)])],
-        })
-        .unwrap();
-        let html = page.finish();
-        for text in ["rates &amp; &lt;ratios&gt;", "a &lt; b", "<p>two</p>", "&lt;1&gt;", "<svg"] {
-            assert!(html.contains(text), "{text}: {html}");
-        }
-        // Nothing is loaded; the only address is the namespace of SVG.
-        let elsewhere = html.replace("http://www.w3.org/2000/svg", "");
-        assert!(!elsewhere.contains("http") && !elsewhere.contains("<script"), "{elsewhere}");
-        assert!(html.contains("copy &amp; co") && html.contains("x &lt; y"), "{html}");
-    }
-
-    #[test]
-    fn plot_without_points_is_omitted() {
-        let mut page = Page::new("t");
-        let plot = Plot {
-            title: "t".into(),
-            x: Axis::linear("x"),
-            y: Axis::linear("y"),
-            series: vec![Series::new("none", Vec::new())],
-        };
-        page.plot(&plot).unwrap();
-        assert!(!page.finish().contains("<svg"));
-    }
-}
+mod tests;

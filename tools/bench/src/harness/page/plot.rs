@@ -1,7 +1,7 @@
 //! Plots: series of points over one axis, drawn as SVG.
 //!
-//! Axes are drawn by `plotters` over transformed values (a logarithm, the index of a name) and labelled
-//! with the original ones. One coordinate type thus serves every scale.
+//! Axes are drawn by `plotters` over transformed values, such as a logarithm, and labelled with the original ones. One
+//! coordinate type thus serves every scale.
 
 use std::ops::Range;
 
@@ -10,14 +10,12 @@ use plotters::chart::{ChartBuilder, ChartContext, LabelAreaPosition, SeriesLabel
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::{
-    Cartesian2d, Circle, IntoDrawingArea, LineSeries, PathElement, Rectangle, SVGBackend,
+    Cartesian2d, Circle, IntoDrawingArea, LineSeries, PathElement, SVGBackend,
 };
 use plotters::style::{BLACK, Color, RGBColor, WHITE};
 
 /// Width and height of the drawing; the page scales it.
 const SIZE: (u32, u32) = (900, 420);
-/// Width of all bars of one name, as a fraction of the distance between names.
-const BARS: f64 = 0.8;
 /// Colours that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
@@ -31,15 +29,12 @@ const COLOURS: [RGBColor; 8] = [
 ];
 
 /// Scale of an axis: the distance of two values, and the texts of its marks.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scale {
     /// Linear from 0, or from the minimum value if that is negative.
     Linear,
     /// Logarithmic. Values must be above 0; others are omitted.
     Log,
-    /// Names: the value of a point is the index of its name. For the horizontal axis; points are
-    /// drawn as bars.
-    Names(Vec<String>),
 }
 
 /// Named series of points.
@@ -99,6 +94,17 @@ impl Plot {
         Ok(Some(svg))
     }
 
+    /// Returns a sentence with every point, for readers that do not see the plot.
+    pub(super) fn description(&self) -> String {
+        let point = |(x, y): &(f64, f64)| format!("{}: {}", number(*x), number(*y));
+        let line = |series: &Series| {
+            let points: Vec<String> = series.points.iter().map(point).collect();
+            format!("{}: {}", series.name, points.join(", "))
+        };
+        let lines: Vec<String> = self.series.iter().map(line).collect();
+        format!("{} over {}. {}.", self.y.label, self.x.label, lines.join("; "))
+    }
+
     /// Converts points to the plot's coordinates; omits points outside the scale.
     fn transformed(&self, series: &Series) -> Series {
         let of = |(x, y): &(f64, f64)| Some((self.x.scale.place(*x)?, self.y.scale.place(*y)?));
@@ -112,7 +118,6 @@ impl Plot {
         x: Extent,
         y: Extent,
     ) -> Result<(), String> {
-        let base = y.from;
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         area.fill(&WHITE).map_err(said)?;
         let mut chart = ChartBuilder::on(&area)
@@ -133,14 +138,7 @@ impl Plot {
             .draw()
             .map_err(said)?;
         for (number, one) in series.iter().enumerate() {
-            let colour = COLOURS[number % COLOURS.len()];
-            match self.x.scale {
-                Scale::Names(_) => {
-                    let group = Group { number, size: series.len() };
-                    bars(&mut chart, one, group, base, colour)?;
-                }
-                _ => lines(&mut chart, one, colour)?,
-            }
+            lines(&mut chart, one, COLOURS[number % COLOURS.len()])?;
         }
         chart
             .configure_series_labels()
@@ -171,41 +169,12 @@ fn lines(chart: &mut Chart<'_, '_>, series: &Series, colour: RGBColor) -> Result
     chart.draw_series(dots).map_err(said).map(drop)
 }
 
-/// Place of a bar beside the others at the same name.
-#[derive(Clone, Copy)]
-struct Group {
-    /// Bars to the left of it.
-    number: usize,
-    /// Bars of the group.
-    size: usize,
-}
-
-fn bars(
-    chart: &mut Chart<'_, '_>,
-    series: &Series,
-    group: Group,
-    base: f64,
-    colour: RGBColor,
-) -> Result<(), String> {
-    let width = BARS / group.size.max(1) as f64;
-    let left = width * group.number as f64 - BARS / 2.0;
-    let bar = |(x, y): &(f64, f64)| {
-        Rectangle::new([(x + left, base), (x + left + width, *y)], colour.filled())
-    };
-    chart
-        .draw_series(series.points.iter().map(bar))
-        .map_err(said)?
-        .label(&series.name)
-        .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], colour.filled()));
-    Ok(())
-}
-
 impl Scale {
     /// Returns the coordinate of a value.
     fn place(&self, value: f64) -> Option<f64> {
         match self {
             _ if !value.is_finite() => None,
-            Scale::Linear | Scale::Names(_) => Some(value),
+            Scale::Linear => Some(value),
             Scale::Log => (value > 0.0).then(|| value.log2()),
         }
     }
@@ -215,10 +184,6 @@ impl Scale {
         match self {
             Scale::Linear => number(place),
             Scale::Log => number(place.exp2()),
-            Scale::Names(names) => {
-                let at = (0..).zip(names).find(|(n, _)| (f64::from(*n) - place).abs() < 0.01);
-                at.map(|(_, name)| name.clone()).unwrap_or_default()
-            }
         }
     }
 }
@@ -261,10 +226,6 @@ impl Extent {
             return None;
         }
         Some(match scale {
-            Scale::Names(names) => {
-                let marks: Vec<f64> = (0..).take(names.len()).map(f64::from).collect();
-                Extent { from: -0.5, to: marks.len() as f64 - 0.5, marks }
-            }
             Scale::Log => Extent::stepped(least.floor(), most.ceil(), 1.0),
             Scale::Linear => {
                 let (from, to) = (least.min(0.0), if most > 0.0 { most * 1.05 } else { 1.0 });
@@ -326,23 +287,20 @@ mod tests {
         assert_eq!(Scale::Log.label(6.0), "64");
         assert_eq!(Scale::Linear.label(2.5), "2.5");
         assert_eq!(Scale::Linear.label(0.0), "0");
-        let names = Scale::Names(vec!["copy".into(), "map".into()]);
-        assert_eq!((names.label(1.0), names.label(0.5)), ("map".into(), String::new()));
         assert_eq!(Scale::Log.place(0.0), None);
         assert_eq!(Scale::Linear.place(f64::NAN), None);
     }
 
     #[test]
-    fn bars_and_lines_are_drawn() {
-        let plot = |scale| Plot {
+    fn points_are_drawn_as_a_line_and_named_in_the_description() {
+        let plot = Plot {
             title: "t".into(),
-            x: Axis::new("mode", scale),
+            x: Axis::linear("guests"),
             y: Axis::linear("Gbit/s"),
             series: vec![Series::new("one", vec![(0.0, 1.0), (1.0, 2.0)])],
         };
-        let bars = plot(Scale::Names(vec!["a".into(), "b".into()])).svg().unwrap().unwrap();
-        assert!(bars.matches("<rect").count() >= 3, "{bars}");
-        let lines = plot(Scale::Linear).svg().unwrap().unwrap();
-        assert!(lines.contains("<polyline") && lines.contains("<circle"), "{lines}");
+        let svg = plot.svg().unwrap().unwrap();
+        assert!(svg.contains("<polyline") && svg.contains("<circle"), "{svg}");
+        assert_eq!(plot.description(), "Gbit/s over guests. one: 0: 1, 1: 2.");
     }
 }
