@@ -70,7 +70,7 @@ impl PolicyClients {
     ) -> Option<PolicyReply> {
         let done = match (request, uplink) {
             (PolicyRequest::Denials { after }, uplink) => {
-                let denials = uplink.and_then(|(egress, _)| Some(latest(egress, after)));
+                let denials = uplink.map(|(egress, _)| latest(egress, after));
                 Ok(Some(PolicyReply::Denials(denials.unwrap_or_default())))
             }
             (_, None) => Err("it has no uplink".to_owned()),
@@ -223,7 +223,7 @@ mod tests {
     fn policy_of_a_client_is_in_force_once_the_uplink_confirms_it() {
         let (mut clients, mut egress) = (PolicyClients::default(), guest());
         let (channel, uplink) = Channel::pair().unwrap();
-        let mut set = |clients: &mut PolicyClients, egress: &mut GuestEgress, id, rule| {
+        let set = |clients: &mut PolicyClients, egress: &mut GuestEgress, id, rule| {
             clients.serve(id, PolicyRequest::Set, policy(rule), Some((egress, &channel)))
         };
         assert_eq!(set(&mut clients, &mut egress, 1, "b.org"), None);
@@ -262,7 +262,7 @@ mod tests {
         };
         assert_eq!(report(&mut clients), (vec![7], vec![PolicyReply::Verdicts("{}\n".to_owned())]));
         clients.forget(7);
-        assert_eq!(report(&mut clients).0, []);
+        assert!(report(&mut clients).0.is_empty());
         let (order, _) = uplink.receive::<UplinkOrder>().unwrap();
         assert_eq!(order, UplinkOrder::RecordAll(false));
     }
