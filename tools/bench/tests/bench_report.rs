@@ -145,7 +145,7 @@ fn page_of_everything(place: &Path) -> PathBuf {
         let bars = [
             bar(
                 "ringfence run --disk with a name that is long",
-                &[3.0 * factor, 2.5, 3.4],
+                &[3.0 * factor, 2.5 * factor, 3.4 * factor],
                 Some(3.64),
             ),
             bar("qemu-storage-daemon", &[1e6, 1e6], None),

@@ -14,11 +14,12 @@ programs to compare with.
 Every round runs each section's command once, so that other load affects all sections alike. A chart
 shows the median of the rounds, and the least and the greatest value.
 
-With --compare, a figure has changed if its medians differ by more than the spread: the greater of the
-two differences between its greatest and its least value. Figures of one round have no spread.
+With --compare, a figure has changed if its medians differ by more than the spread: the greater of
+the differences between its greatest and its least value in both runs. Figures of one round have no
+spread.
 
-The whole set takes about half an hour. The machine should do nothing else; the page says how busy it
-was before and after. docs/perf/howto.md explains the page, docs/lab/columns.md the file of --save.";
+The whole set takes about half an hour. The machine should do nothing else; the page says how busy
+it was before and after. docs/perf/howto.md explains the page, docs/lab/columns.md the file.";
 
 /// Run the experiments of the source documents and the comparisons, and write one page
 #[derive(Debug, Args)]

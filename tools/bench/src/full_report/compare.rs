@@ -25,7 +25,7 @@ pub(super) struct Comparison {
     pub(super) warnings: Vec<String>,
 }
 
-/// Figure that changed.
+/// Figure that changed by more than its spread.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Change {
     pub(super) name: String,

@@ -108,7 +108,7 @@ impl Document {
         Document { format, version: VERSION, run, machine, programs, sections }
     }
 
-    /// Returns every figure.
+    /// Returns every figure with its names.
     pub(super) fn figures(&self) -> impl Iterator<Item = Figure<'_>> {
         self.sections.iter().flat_map(|section| {
             section.charts.iter().flat_map(move |chart| {
@@ -120,7 +120,7 @@ impl Document {
         })
     }
 
-    /// Reads a file.
+    /// Reads and checks a file.
     ///
     /// # Errors
     ///

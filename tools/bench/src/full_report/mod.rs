@@ -96,7 +96,7 @@ fn layout<'a>() -> Layout<Figure<'a>> {
     Layout::new()
         .column("section", |row: &Figure<'_>| Value::json(&row.section.name), left("section", 10))
         .field("chart", |row| row.chart.id.as_str())
-        .cell(left("chart", 36), |row| row.chart.title.clone())
+        .cell(left("chart", 43), |row| row.chart.title.clone())
         .column("case", |row| row.group, left("case", 33))
         .column("bar", |row| row.bar.name.as_str(), left("bar", 20))
         .column("unit", |row| row.chart.unit.as_str(), left("unit", 17))

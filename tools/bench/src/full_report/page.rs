@@ -62,7 +62,7 @@ fn section(page: &mut Page, section: &Section) {
     if !is_skipped && !section.notes.is_empty() {
         page.text(&format!("Left out: {}.", section.notes.join("; ")));
     }
-    page.command("Once in each round:", &section.command);
+    page.command("The command, once in each round:", &section.command);
 }
 
 #[cfg(test)]

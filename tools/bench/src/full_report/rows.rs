@@ -22,12 +22,16 @@ pub(super) fn parse(text: &str) -> serde_json::Result<Vec<Row>> {
     text.lines().filter(|line| !line.trim().is_empty()).map(serde_json::from_str).collect()
 }
 
+/// Returns `true` if a row has all wanted values.
 fn is(row: &Row, wanted: Wanted<'_>) -> bool {
-    wanted.iter().all(|(field, value)| match row.get(*field) {
-        Some(Value::String(text)) => text == value,
-        Some(other) => other.to_string() == *value,
-        None => false,
-    })
+    let has =
+        |(field, value): &(&str, &str)| row.get(*field).map(as_text).as_deref() == Some(value);
+    wanted.iter().all(has)
+}
+
+/// Returns a field's value as text, without quotes.
+fn as_text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 impl Rounds {
@@ -69,7 +73,7 @@ impl Rounds {
     }
 }
 
-/// Bar of Ringfence.
+/// Bar of Ringfence itself, with the value of the source document.
 pub(super) fn ours(name: &str, values: Vec<f64>, published: Option<f64>) -> Bar {
     Bar { name: name.to_owned(), values, published, ours: true }
 }

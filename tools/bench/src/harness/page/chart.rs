@@ -60,6 +60,9 @@ const SPACE: u32 = 12;
 const AXIS: u32 = 20;
 /// Characters of a name and a value that fit side by side on a screen of 360 pixels.
 const SIDE_BY_SIDE: usize = 42;
+/// Width of a drawing on that screen, and of a character of a mark, in pixels.
+const SCREEN: f64 = 328.0;
+const CHARACTER: f64 = 8.0;
 /// Share of the width that the greatest value takes.
 const FULL: f64 = 97.0;
 
@@ -200,7 +203,7 @@ fn draw(svg: &mut String, bar: &Bar, scale: &PlaceScale, mut y: u32) -> u32 {
         svg,
         "<rect class=\"bar {class}\" x=\"0\" y=\"{y}\" width=\"{width}\" height=\"{BAR}\"/>"
     );
-    let (top, bottom) = (y - 4, y + BAR + 4);
+    let (top, bottom) = (y - 2, y + BAR + 4);
     let _ = writeln!(svg, "<line class=\"base\" x1=\"0\" x2=\"0\" y1=\"{top}\" y2=\"{bottom}\"/>");
     if let Some((least, greatest)) = bar.range() {
         let (least, greatest) = (scale.percent(least), scale.percent(greatest));
@@ -242,12 +245,20 @@ impl PlaceScale {
         format!("{:.2}%", (value / self.greatest).clamp(0.0, 1.0) * FULL)
     }
 
-    /// Draws vertical lines at round numbers, and the numbers below `bottom`.
-    fn marks(&self, bottom: u32) -> String {
-        let raw = self.greatest / 4.0;
+    /// Returns the distance of the marks: a round number, at most five marks, and room for their numbers on a small screen.
+    fn step(&self) -> f64 {
+        let longest = number(self.greatest).chars().count() as f64 * CHARACTER;
+        // The last number may end at its mark, and the one before it is in the middle of its own.
+        let room = (1.5 * longest + CHARACTER) / SCREEN * self.greatest;
+        let raw = room.max(self.greatest / 4.0);
         let power = 10f64.powf(raw.log10().floor());
         let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|n| n * power);
-        let step = steps.into_iter().find(|step| *step >= raw).unwrap_or(raw);
+        steps.into_iter().find(|step| *step >= raw).unwrap_or(raw)
+    }
+
+    /// Draws vertical lines at round numbers, and the numbers below `bottom`.
+    fn marks(&self, bottom: u32) -> String {
+        let step = self.step();
         let mut svg = String::new();
         for n in 0..=4 {
             let value = step * f64::from(n);
@@ -260,12 +271,14 @@ impl PlaceScale {
                 "<line class=\"grid\" x1=\"{x}\" x2=\"{x}\" y1=\"0\" y2=\"{bottom}\"/>"
             );
             // A number in the middle of its line would leave the drawing on both sides.
-            let anchor = match value / self.greatest {
-                share if share < 0.05 => "start",
-                share if share > 0.93 => "end",
+            let label = number(value);
+            let half = label.chars().count() as f64 * CHARACTER / 2.0;
+            let anchor = match value / self.greatest * FULL / 100.0 * SCREEN {
+                place if place < half => "start",
+                place if place + half > SCREEN => "end",
                 _ => "middle",
             };
-            text(&mut svg, (&x, bottom + 14), "mark", anchor, &number(value));
+            text(&mut svg, (&x, bottom + 14), "mark", anchor, &label);
         }
         svg
     }
@@ -401,7 +414,9 @@ mod tests {
         };
         assert_eq!(marks(7.0), ["0", "2.00", "4.00", "6.00"]);
         assert_eq!(marks(31.0), ["0", "10.0", "20.0", "30.0"]);
-        for greatest in [1e-9, 1.0, 1e18] {
+        // Numbers of nine characters have room for two marks and 0.
+        assert_eq!(marks(1_000_000.0), ["0", "500,000", "1,000,000"]);
+        for greatest in [1e-9, 1.0, 1e12] {
             assert!((2..=5).contains(&marks(greatest).len()), "{greatest}");
         }
     }
