@@ -9,9 +9,9 @@
 //!                                         --compare OLD ──▶ changes (compare)
 //! ```
 //!
-//! A section is one command of this program with `--json`, and the charts of the rows that it prints ([`sections`]). Every
-//! round starts each command once, as a process of its own ([`measure`]): commands change network namespaces, and a
-//! reader can repeat them. The document ([`document`]) has all figures with machine and programs. Table, page and
+//! A section is one command of this program with `--json`, and the charts of the rows that it prints (`sections`). Every
+//! round starts each command once, as a process of its own (`measure`): commands change network namespaces, and a
+//! reader can repeat them. The document (`document`) has all figures with machine and programs. Table, page and
 //! comparison come from the document alone, so they can be made again without a measurement.
 
 pub mod args;

@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str) -> serde_json::Result<Vec<Row>> {
 }
 
 /// Returns `true` if a row has all wanted values.
-fn is(row: &Row, wanted: Wanted<'_>) -> bool {
+fn has_values(row: &Row, wanted: Wanted<'_>) -> bool {
     let has =
         |(field, value): &(&str, &str)| row.get(*field).map(as_text).as_deref() == Some(value);
     wanted.iter().all(has)
@@ -38,7 +38,9 @@ impl Rounds {
     /// Returns a figure of the first row of each round that has all wanted values; rounds without it are left out.
     pub(super) fn values(&self, wanted: Wanted<'_>, figure: &str) -> Vec<f64> {
         let value = |rows: &Vec<Row>| {
-            rows.iter().filter(|row| is(row, wanted)).find_map(|row| row.get(figure)?.as_f64())
+            rows.iter()
+                .filter(|row| has_values(row, wanted))
+                .find_map(|row| row.get(figure)?.as_f64())
         };
         self.0.iter().filter_map(value).collect()
     }
@@ -46,7 +48,9 @@ impl Rounds {
     /// Returns the ratio of two rows' figures in each round that has both.
     pub(super) fn ratios(&self, wanted: Wanted<'_>, to: Wanted<'_>, figure: &str) -> Vec<f64> {
         let find = |rows: &[Row], wanted: Wanted<'_>| {
-            rows.iter().filter(|row| is(row, wanted)).find_map(|row| row.get(figure)?.as_f64())
+            rows.iter()
+                .filter(|row| has_values(row, wanted))
+                .find_map(|row| row.get(figure)?.as_f64())
         };
         let ratio = |rows: &Vec<Row>| {
             let base = find(rows, to).filter(|base| *base > 0.0)?;

@@ -45,7 +45,7 @@ impl PolicyHolder {
         }
     }
 
-    /// Sends a request.
+    /// Sends a request with its descriptors, and waits for no reply.
     pub(super) fn send(
         &self,
         request: PolicyRequest,
