@@ -86,8 +86,29 @@ impl MemberFile {
     pub(super) fn read_unaligned(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         let mut block = Block::around(self.alignment(), offset, bytes.len())?;
         let start = block.start;
-        self.read_at(&mut [IoSliceMut::new(block.all())], start)?;
+        self.read_all(&mut [IoSliceMut::new(block.all())], start)?;
         bytes.copy_from_slice(block.part());
+        Ok(())
+    }
+
+    /// Reads without regard to the content.
+    fn read_all(&self, mut buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
+        let mut at = offset;
+        while !buffers.is_empty() {
+            let count = buffers.len().min(BUFFERS_MAX);
+            let read = match rustix::io::preadv(&self.file, &mut buffers[..count], at) {
+                Ok(read) => read,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            at += read as u64;
+            IoSliceMut::advance_slices(&mut buffers, read);
+            // Behind the end an aligned read would begin at an offset that is not aligned.
+            if !buffers.is_empty() && (read == 0 || at >= self.length()?) {
+                buffers.iter_mut().for_each(|buffer| buffer.fill(0));
+                return Ok(());
+            }
+        }
         Ok(())
     }
 
@@ -96,7 +117,7 @@ impl MemberFile {
         let mut block = Block::around(self.alignment(), offset, bytes.len())?;
         let start = block.start;
         if block.len > bytes.len() {
-            self.read_at(&mut [IoSliceMut::new(block.all())], start)?;
+            self.read_all(&mut [IoSliceMut::new(block.all())], start)?;
         }
         block.part().copy_from_slice(bytes);
         self.write_all(&mut [IoSlice::new(block.all())], start)
@@ -177,22 +198,14 @@ impl ImageFile for MemberFile {
         self.length()
     }
 
-    fn read_at(&self, mut buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
+    fn read_at(&self, buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<()> {
+        let mut parts: Vec<_> = buffers.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        self.read_all(&mut parts, offset)?;
+        let Some(order) = &self.order else { return Ok(()) };
         let mut at = offset;
-        while !buffers.is_empty() {
-            let count = buffers.len().min(BUFFERS_MAX);
-            let read = match rustix::io::preadv(&self.file, &mut buffers[..count], at) {
-                Ok(read) => read,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            at += read as u64;
-            IoSliceMut::advance_slices(&mut buffers, read);
-            // Behind the end an aligned read would begin at an offset that is not aligned.
-            if !buffers.is_empty() && (read == 0 || at >= self.length()?) {
-                buffers.iter_mut().for_each(|buffer| buffer.fill(0));
-                return Ok(());
-            }
+        for part in buffers {
+            order.check_tables(part, at)?;
+            at += part.len() as u64;
         }
         Ok(())
     }

@@ -16,10 +16,13 @@
 //! The syncs keep the order in a loss of power. Without them ([`Durability::Killed`]) the order holds for a process that
 //! is killed. Entries are written only by threads that hold the disk exclusively, so a refcount is read and set without
 //! another write between.
+//!
+//! [`WriteOrder::check_tables`] sees every L2 table that the library reads. It refuses one that refers to a cluster without a
+//! refcount block: to free such a cluster makes the library's search for a free one call itself without an end.
 
 // #syscall driver,disk,daemon fdatasync: the order of tables and counts of an image
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -30,6 +33,9 @@ use super::header::Header;
 
 /// Bits of an entry that are an offset in the file.
 const OFFSET_MASK: u64 = 0x00FF_FFFF_FFFF_FE00;
+
+/// Bit of an entry of an L2 table for compressed clusters.
+const COMPRESSED: u64 = 1 << 62;
 
 /// Place in the header of the offset of the refcount table and its number of clusters.
 const TABLE_FIELDS: core::ops::Range<u64> = 48..60;
@@ -61,6 +67,8 @@ pub(super) struct WriteOrder {
     /// Range of the L1 table in bytes. The table never moves.
     l1: (u64, u64),
     durability: Durability,
+    /// Set if clusters of data are in another file, which has no refcounts.
+    data_file: bool,
     state: Mutex<State>,
 }
 
@@ -68,6 +76,8 @@ pub(super) struct WriteOrder {
 struct State {
     /// Range of the refcount table in bytes.
     refcount_table: (u64, u64),
+    /// Indices of the entries of the refcount table that have a block.
+    covered: HashSet<u64>,
     /// Offsets of refcount blocks and of L2 tables.
     blocks: HashSet<u64>,
     mappings: HashSet<u64>,
@@ -75,6 +85,16 @@ struct State {
     unsynced: Option<Kind>,
     /// Number of metadata writes.
     writes: u64,
+}
+
+impl State {
+    /// Reads the refcount table.
+    fn load_blocks(&mut self, file: &MemberFile) -> io::Result<()> {
+        let found = targets(file, self.refcount_table)?;
+        self.covered = found.keys().copied().collect();
+        self.blocks = found.into_values().collect();
+        Ok(())
+    }
 }
 
 impl WriteOrder {
@@ -86,6 +106,7 @@ impl WriteOrder {
             refcount_order: header.refcount_order,
             l1: (header.l1.0, header.l1.1 * 8),
             durability,
+            data_file: header.data_file.is_some(),
             state: Mutex::new(state),
         }
     }
@@ -93,8 +114,63 @@ impl WriteOrder {
     /// Reads the tables of the file.
     pub(super) fn load(&self, file: &MemberFile) -> io::Result<()> {
         let mut state = self.lock();
-        state.mappings = targets(file, self.l1)?;
-        state.blocks = targets(file, state.refcount_table)?;
+        state.mappings = targets(file, self.l1)?.into_values().collect();
+        state.load_blocks(file)?;
+        let (start, len) = state.refcount_table;
+        match self.has_blocks(&state, start, len) {
+            true => Ok(()),
+            false => Err(io::Error::other("the refcount table of the image has no refcounts")),
+        }
+    }
+
+    /// Returns `true` if each cluster of a range of the file has a refcount block.
+    fn has_blocks(&self, state: &State, start: u64, len: u64) -> bool {
+        let bits = 2 * self.cluster_bits + 3 - self.refcount_order;
+        let last = start.saturating_add(len.max(1) - 1) >> bits;
+        (start >> bits..=last).all(|entry| state.covered.contains(&entry))
+    }
+
+    /// Checks the L2 tables in bytes that were read from an offset of the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a table refers to a cluster without a refcount block.
+    pub(super) fn check_tables(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if self.data_file {
+            return Ok(());
+        }
+        let state = self.lock();
+        let cluster = 1u64 << self.cluster_bits;
+        let end = offset.saturating_add(bytes.len() as u64);
+        let mut at = offset.next_multiple_of(cluster);
+        while at < end {
+            if state.mappings.contains(&at) {
+                let table =
+                    &bytes[usize_from(at - offset)..usize_from(end.min(at + cluster) - offset)];
+                self.check_table(&state, table, at)?;
+            }
+            at += cluster;
+        }
+        Ok(())
+    }
+
+    fn check_table(&self, state: &State, table: &[u8], at: u64) -> io::Result<()> {
+        // In an entry of compressed clusters, the number of further sectors follows the offset.
+        let place_bits = 62 - (self.cluster_bits - 8);
+        for entry in table.as_chunks::<8>().0.iter().map(|entry| u64_of(entry)) {
+            let (start, len) = match entry & COMPRESSED {
+                0 => (entry & OFFSET_MASK, 1 << self.cluster_bits),
+                _ => {
+                    let sectors = (entry & (COMPRESSED - 1)) >> place_bits;
+                    (entry & ((1 << place_bits) - 1), (sectors + 1) * 512)
+                }
+            };
+            if start != 0 && !self.has_blocks(state, start, len) {
+                return Err(io::Error::other(format!(
+                    "the table at {at} of the image refers to {start}, which has no refcount"
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -146,7 +222,7 @@ impl WriteOrder {
             for (place, target) in new_entries(buffers, offset, (start, len)) {
                 let own = (of == Kind::Refcounts).then_some(((place - table.0) / 8, target));
                 self.ensure_refcount(file, state.refcount_table, target, own)?;
-                found.push((of, target));
+                found.push((of, target, own));
             }
         }
         let must_sync = points || state.unsynced.is_some_and(|other| other != kind);
@@ -156,7 +232,8 @@ impl WriteOrder {
         file.write_all(buffers, offset)?;
         state.unsynced = Some(kind);
         state.writes += 1;
-        for (of, target) in found {
+        for (of, target, own) in found {
+            state.covered.extend(own.map(|(entry, _)| entry));
             let set = if of == Kind::Mappings { &mut state.mappings } else { &mut state.blocks };
             set.insert(target);
         }
@@ -176,7 +253,7 @@ impl WriteOrder {
         let table = (offset, u64::from(clusters) << self.cluster_bits);
         if table != state.refcount_table {
             state.refcount_table = table;
-            state.blocks = targets(file, table)?;
+            state.load_blocks(file)?;
         }
         Ok(())
     }
@@ -239,17 +316,17 @@ fn new_entries(buffers: &[IoSlice<'_>], offset: u64, range: (u64, u64)) -> Vec<(
     places.zip(entries).filter(|(_, target)| *target != 0).collect()
 }
 
-/// Reads the targets of the entries of a table.
-fn targets(file: &MemberFile, table: (u64, u64)) -> io::Result<HashSet<u64>> {
-    let mut found = HashSet::new();
+/// Reads the entries of a table other than 0: target by index.
+fn targets(file: &MemberFile, table: (u64, u64)) -> io::Result<HashMap<u64, u64>> {
+    let mut found = HashMap::new();
     let mut chunk = vec![0; 1 << 16];
     let mut done = 0;
     while done < table.1 {
         let len = usize_from((table.1 - done).min(chunk.len() as u64));
         file.read_unaligned(&mut chunk[..len], table.0 + done)?;
         let entries = chunk[..len].as_chunks::<8>().0.iter();
-        found
-            .extend(entries.map(|entry| u64_of(entry) & OFFSET_MASK).filter(|target| *target != 0));
+        let entries = entries.map(|entry| u64_of(entry) & OFFSET_MASK);
+        found.extend((done / 8..).zip(entries).filter(|(_, target)| *target != 0));
         done += len as u64;
     }
     Ok(found)
@@ -268,6 +345,7 @@ fn u64_of(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSliceMut;
     use std::os::unix::fs::FileExt;
 
     use ringfence_sys::images::ImageFile;
@@ -348,6 +426,41 @@ mod tests {
         let mut refcount = [0; 2];
         file.read_exact_at(&mut refcount, own).unwrap();
         assert_eq!(refcount, [0, 1]);
+    }
+
+    #[test]
+    fn table_that_refers_to_cluster_without_refcount_block_is_not_read() {
+        // The block in cluster 2 has the refcounts of clusters 0 to 2047.
+        let (_directory, file, member) = image(4);
+        write(&member, &(5 * CLUSTER).to_be_bytes(), 3 * CLUSTER);
+        let read = |offset: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            member.read_at(&mut [IoSliceMut::new(&mut bytes)], offset)
+        };
+        let compressed =
+            |cluster: u64, sectors: u64| COMPRESSED | (sectors << 58) | (cluster * CLUSTER);
+        for (entry, is_valid) in [
+            (2047 * CLUSTER, true),
+            (2048 * CLUSTER, false),
+            ((2048 * CLUSTER) | 1, false),
+            ((1 << 63) | (1 << 55), false),
+            (compressed(2047, 7), true),
+            (compressed(2047, 8), false),
+            (compressed(1 << 40, 0), false),
+        ] {
+            file.write_all_at(&entry.to_be_bytes(), 5 * CLUSTER + 4088).unwrap();
+            assert_eq!(read(5 * CLUSTER, 4096).is_ok(), is_valid, "{entry:#x}");
+            assert_eq!(
+                read(4 * CLUSTER, 3 * 4096).is_ok(),
+                is_valid,
+                "{entry:#x}: in a longer read"
+            );
+            assert!(read(6 * CLUSTER, 4096).is_ok());
+        }
+        // With another block the reference is valid.
+        file.write_all_at(&(2048 * CLUSTER).to_be_bytes(), 5 * CLUSTER + 4088).unwrap();
+        write(&member, &(7 * CLUSTER).to_be_bytes(), CLUSTER + 8);
+        assert!(read(5 * CLUSTER, 4096).is_ok());
     }
 
     #[test]
