@@ -72,10 +72,12 @@ if [ $transport = lent-pool ]; then
             wait $! || true
         done
     ' "$ringfence" "$share"
-    # Kills it ten times, once the machine asks for that.
+    # Kills it ten times, once the machine asks for that, each time a second after it was lent the pool. QEMU before 8.2
+    # never connects again if a backend ends before that.
     beside sh -c '
         until [ -e "$0/kill-disk" ]; do sleep 0.1; done
         for n in 1 2 3 4 5 6 7 8 9 10; do
+            until [ "$(grep -c "is lent" "$0/disk.log")" -ge $n ]; do sleep 0.1; done
             sleep 1
             kill -KILL "$(cat /dev/shm/disk.pid)"
         done
