@@ -79,3 +79,15 @@ check_case() {
     why=$(sed -n 's/^.*SKIPPED: //p' /tmp/case.out | head -n 1)
     if [ -z "$why" ]; then ok "$2"; else skip "$2" "$why"; fi
 }
+
+# check_cases NAME FILTER...: checks each case of a test whose name contains a filter.
+check_cases() {
+    local name each ran=0
+    list_cases "$@" >/tmp/cases
+    check 'the tests have cases' test -s /tmp/cases
+    while read -r name each; do
+        check_case $name $each </dev/null
+        ran=$((ran + 1))
+    done </tmp/cases
+    is 'each case was run' $ran $(wc -l </tmp/cases)
+}

@@ -66,8 +66,10 @@ if [ $transport = lent-pool ]; then
     # A disk of `ringfence vhost-user blk`, which is started again whenever it ends.
     truncate -s 64M /dev/shm/disk.img
     beside sh -c '
+        # The disk ends with this loop.
         while :; do
-            "$0" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M 2>>"$1/disk.log" &
+            setpriv --pdeathsig KILL -- \
+                "$0" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M 2>>"$1/disk.log" &
             echo $! >/dev/shm/disk.pid
             wait $! || true
         done

@@ -6,12 +6,5 @@
 
 . /vm/linux/computer.sh
 use_vhost
-list_cases network uplink:: uplink_programs:: >/tmp/cases
-check 'the tests have cases' test -s /tmp/cases
-ran=0
-while read -r name each; do
-    check_case $name $each </dev/null
-    ran=$((ran + 1))
-done </tmp/cases
-is 'each case was run' $ran $(wc -l </tmp/cases)
+check_cases network uplink:: uplink_programs::
 complete_scenario
