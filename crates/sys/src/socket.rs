@@ -105,15 +105,22 @@ pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
 pub fn peer_is_in_own_user_namespace(socket: impl AsFd) -> bool {
     let of_self = std::fs::metadata("/proc/self/ns/user");
     let Ok(of_self) = of_self.map(|found| (found.dev(), found.ino())) else { return false };
+    peer_satisfies(socket, |pid| {
+        let found = std::fs::metadata(format!("/proc/{pid}/ns/user"));
+        found.is_ok_and(|found| (found.dev(), found.ino()) == of_self)
+    })
+}
+
+/// Returns `true` if a condition holds for the process that made the other end of `socket`, by its number, and the number is
+/// still that of the process afterwards.
+fn peer_satisfies(socket: impl AsFd, condition: impl FnOnce(i32) -> bool) -> bool {
     let reference = peer_reference(&socket);
     let number = || match &reference {
         Ok(reference) => number_of(reference),
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => peer(&socket).ok()?.pid,
         Err(_) => None,
     };
-    let Some(pid) = number() else { return false };
-    let found = std::fs::metadata(format!("/proc/{pid}/ns/user"));
-    found.is_ok_and(|found| (found.dev(), found.ino()) == of_self) && number() == Some(pid)
+    number().is_some_and(|pid| condition(pid) && number() == Some(pid))
 }
 
 /// Returns `true` if the process that made the other end of `socket`, a Unix socket, runs and is in the PID namespace of this
@@ -147,15 +154,10 @@ fn has_one_number(path: &str) -> bool {
 pub fn peer_has_all_user_ids(socket: impl AsFd) -> bool {
     /// Number of ids in the initial user namespace.
     const ALL: &str = "4294967295";
-    let reference = peer_reference(&socket);
-    let number = || match &reference {
-        Ok(reference) => number_of(reference),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => peer(&socket).ok()?.pid,
-        Err(_) => None,
-    };
-    let Some(pid) = number() else { return false };
-    let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
-    map.split_ascii_whitespace().nth(2) == Some(ALL) && number() == Some(pid)
+    peer_satisfies(socket, |pid| {
+        let map = std::fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        map.split_ascii_whitespace().nth(2) == Some(ALL)
+    })
 }
 
 /// Returns a reference to the process that made the other end of a Unix socket: a pidfd.
