@@ -247,6 +247,14 @@ impl GuestProcesses<'_> {
     }
 
     fn start_command(&mut self) -> Result<(), Outcome> {
+        // A reader of the announcement may call `exec` at once. Clients are answered after the start.
+        match Clients::listen(self.presence.directory()) {
+            Ok(clients) => self.clients = Some(clients),
+            Err(error) => self.reporter.problem(format_args!(
+                "`ringfence ps` and `exec` do not find this guest: {}",
+                causes(&error.into())
+            )),
+        }
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
@@ -261,13 +269,6 @@ impl GuestProcesses<'_> {
         }
         if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
             self.ask_for_sockets()?;
-        }
-        match Clients::listen(self.presence.directory()) {
-            Ok(clients) => self.clients = Some(clients),
-            Err(error) => self.reporter.problem(format_args!(
-                "`ringfence ps` and `exec` do not find this guest: {}",
-                causes(&error.into())
-            )),
         }
         Ok(())
     }

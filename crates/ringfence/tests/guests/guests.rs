@@ -8,6 +8,7 @@ use rustix::process::Signal;
 
 use crate::require;
 use crate::support::needs::Need;
+use crate::support::users::Site;
 use crate::support::{Finished, Lab, MOMENT, Running, eventually};
 
 /// User id of nobody else's.
@@ -431,6 +432,35 @@ fn wait_returns_once_guest_runs_and_once_it_listens() {
     assert_eq!(command(&lab, &["stop", "web"]).status, Some(0));
     let ended = waiting.finish(MOMENT);
     assert_eq!(ended.status, Some(1));
+    guest.finish(MOMENT);
+}
+
+/// Starts a command whose standard error is a pipe that is full, and waits until a file of a pattern exists.
+const WITH_FULL_PIPE: &str = r#"
+import fcntl, glob, os, subprocess, sys, time
+output, pipe = os.pipe()
+fcntl.fcntl(pipe, 1031, 4096)  # F_SETPIPE_SZ
+os.write(pipe, b"." * 4096)
+launcher = subprocess.Popen(sys.argv[2:], stderr=pipe)
+while not glob.glob(sys.argv[1]):
+    time.sleep(0.01)
+print("found", flush=True)
+os.read(output, 4096)
+print(os.read(output, 4096).decode(), flush=True)
+launcher.terminate()
+launcher.wait()
+"#;
+
+#[test]
+fn guest_is_found_before_its_network_is_announced() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    // An ordinary user is not warned first.
+    let site = Site::all().pop().unwrap();
+    let sockets = site.lab.runtime_dir().join("*.guest");
+    let wrapper = ["python3", "-c", WITH_FULL_PIPE, sockets.to_str().unwrap()];
+    let guest = site.run_with(&wrapper, "--name web --switch blue", &["sleep", "600"]);
+    guest.wait_for_output("found");
+    guest.wait_for_output("web is on switch `blue`");
     guest.finish(MOMENT);
 }
 
