@@ -39,6 +39,11 @@ impl Served {
 
     /// Waits for the end of the disk with its client. Returns the number of refused clients and the fault's text.
     fn refused(self) -> (u64, String) {
+        let begun = std::time::Instant::now();
+        while !self.thread.is_finished() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the client is served");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let (disk, ended) = self.thread.join().unwrap();
         let Err(Fault::Misbehaved(fault)) = ended else { panic!("{ended:?}") };
         (disk.reporter.count(), fault.to_string())
@@ -96,6 +101,8 @@ struct HeldDisk {
 #[derive(Default)]
 struct HeldState {
     is_open: bool,
+    /// Offset of a request that waits for no release.
+    passes: Option<u64>,
     /// Operations and offsets of all requests that arrived.
     seen: Vec<(Op, u64)>,
 }
@@ -104,6 +111,11 @@ impl HeldDisk {
     fn new() -> HeldDisk {
         let inner = Arc::new(MemoryDisk::new(4 * MIB, 512).unwrap());
         HeldDisk { inner, state: Arc::default() }
+    }
+
+    /// Answers the request at this offset while all others are held.
+    fn pass(&self, offset: u64) {
+        self.state.lock().unwrap().passes = Some(offset);
     }
 
     fn set_open(&self, is_open: bool) {
@@ -150,9 +162,13 @@ impl DiskQueue for HeldQueue {
     fn kick(&mut self) {}
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        if self.state.lock().unwrap().is_open {
-            self.held.drain(..).for_each(|request| self.inner.submit(request));
-        }
+        let state = self.state.lock().unwrap();
+        let is_released = |held: &Request| state.is_open || state.passes == Some(held.offset);
+        let (released, held): (VecDeque<_>, VecDeque<_>) =
+            self.held.drain(..).partition(is_released);
+        self.held = held;
+        released.into_iter().for_each(|request| self.inner.submit(request));
+        drop(state);
         self.inner.reap(done);
     }
 
@@ -410,6 +426,30 @@ fn requests_in_flight_at_the_death_of_a_backend_are_served_once_more_in_their_or
     assert_eq!(answer(&mut front), (0, 0, 513));
     assert_eq!(storage.seen().len(), 8);
     third.stop().1.unwrap();
+}
+
+#[test]
+fn requests_around_an_answered_one_are_served_once_more_and_it_is_not() {
+    let storage = HeldDisk::new();
+    storage.pass(8 * 512);
+    let (served, socket) = serve(&storage);
+    let mut front = front(1, socket);
+    front.set_up().unwrap();
+    for (number, sector) in [(0, 40), (1, 8), (2, 24)] {
+        push(&mut front, number, header(RequestKind::Write, sector), 512);
+    }
+    assert_eq!(answer(&mut front).0, 1);
+    storage.wait_for(3);
+    drop(served.stop());
+    // By the used index alone, the first request is the one that was answered.
+    let (next, socket) = serve(&storage);
+    storage.set_open(true);
+    front.attach(socket).unwrap();
+    front.set_up().unwrap();
+    assert_eq!([answer(&mut front).0, answer(&mut front).0], [0, 2]);
+    let offsets: Vec<_> = storage.seen().iter().map(|(_, offset)| offset / 512).collect();
+    assert_eq!(offsets, [40, 8, 24, 40, 24]);
+    next.stop().1.unwrap();
 }
 
 #[test]
