@@ -130,4 +130,14 @@ fn other_programs_run_the_same_job_on_the_same_file() {
     }
     let refused = bench(&[&words[..], &["--vs", "qemu-nbd"]].concat());
     assert!(!refused.status.success(), "memory cannot be served by others");
+    let image = directory.path().join("image");
+    let size = ["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "1G"];
+    assert!(Command::new("qemu-img").args(size).status().unwrap().success());
+    let storage = ["--storage", image.to_str().unwrap(), "--cache", "writeback"];
+    let found = rows(&[&words[..], &storage, &others, &["--format", "qcow2"]].concat());
+    let peers: Vec<_> = found.iter().map(|row| row["peer"].as_str().unwrap()).collect();
+    assert_eq!(peers, ["ringfence-nbd", "qemu-nbd", "qemu-storage-daemon"]);
+    assert!(found.iter().all(|row| number(row, "iops") > 0.0), "{found:?}");
+    let refused = bench(&[&words[..], &storage, &["--format", "qcow2"]].concat());
+    assert!(!refused.status.success(), "the benchmark's own rows know no format");
 }

@@ -70,6 +70,11 @@ pub struct BlockArgs {
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     pub vs: Vec<NbdPeer>,
 
+    /// Format of the file for --vs. With qcow2 only the rows of --vs are measured, on an image that exists (its first
+    /// 128 MiB are overwritten)
+    #[arg(long, value_name = "FORMAT", default_value = "raw")]
+    pub format: ImageFormat,
+
     /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
@@ -95,6 +100,23 @@ pub enum NbdPeer {
     Nbdkit,
     /// qemu-storage-daemon: an export in its main loop, threads for the I/O.
     QemuStorageDaemon,
+}
+
+/// Format of the file that is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ImageFormat {
+    Raw,
+    Qcow2,
+}
+
+impl ImageFormat {
+    /// Returns the name that Ringfence and QEMU have for it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+        }
+    }
 }
 
 const PERSISTENT_NOTES: &str = "\

@@ -23,18 +23,25 @@ pub(crate) mod seeds;
 
 use std::io::Write;
 
+use anyhow::ensure;
 use ringfence_hostnet::out::Out;
 
-use self::args::BlockArgs;
+use self::args::{BlockArgs, ImageFormat, Rw};
 use self::case::{DiskCase, Settings};
 use self::report::DiskRow;
 use crate::harness::{Format, Report};
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
+    let is_raw = args.format == ImageFormat::Raw;
+    ensure!(
+        is_raw || !args.vs.is_empty(),
+        "--format qcow2 needs --vs: the other rows use the file as it is"
+    );
     let report = Report::begin(report::layout(), Format::of(args.json))?;
     let settings = Settings::of(args);
-    for &rw in &args.rw {
+    let rws: &[Rw] = if is_raw { &args.rw } else { &[] };
+    for &rw in rws {
         for &block in &args.block {
             for &guests in &args.guests {
                 for &mode in &args.modes {

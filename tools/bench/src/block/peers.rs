@@ -19,7 +19,7 @@ use anyhow::{Context, bail, ensure};
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use serde_json::Value;
 
-use super::args::{BlockArgs, NbdPeer, Rw, Storage};
+use super::args::{BlockArgs, ImageFormat, NbdPeer, Rw, Storage};
 use super::case::middle;
 use super::orders::span;
 use super::report::DiskRow;
@@ -75,7 +75,16 @@ pub(super) fn run(
     let Storage::File(file) = &args.storage else {
         bail!("--vs needs --storage FILE: other programs cannot serve this one's memory")
     };
-    fill(file)?;
+    match args.format {
+        ImageFormat::Raw => fill(file)?,
+        ImageFormat::Qcow2 => {
+            ensure!(
+                !args.vs.contains(&NbdPeer::Nbdkit),
+                "nbdkit serves raw files only: leave it out of --vs"
+            );
+            fill_image(file)?;
+        }
+    }
     let mut servers: Vec<_> =
         args.modes.iter().map(|mode| DiskServer::Ringfence(mode.name())).collect();
     servers.extend(args.vs.iter().map(|peer| DiskServer::Other(*peer)));
@@ -119,6 +128,19 @@ fn fill(path: &Path) -> anyhow::Result<()> {
     Ok(file.sync_all()?)
 }
 
+/// Writes the data to be read into a qcow2 image, so that its clusters are allocated.
+fn fill_image(path: &Path) -> anyhow::Result<()> {
+    let output = Command::new("qemu-io")
+        .args(["-f", "qcow2", "-c", &format!("write -P 0xa5 0 {}", span(1)), "-c", "flush"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .context("qemu-io could not be started: install it (Debian: qemu-utils)")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: qemu-io: {}", path.display(), said.trim());
+    Ok(())
+}
+
 /// Job of fio on one file.
 struct Job<'a> {
     args: &'a BlockArgs,
@@ -140,18 +162,20 @@ impl Job<'_> {
 
     fn start(&self, server: DiskServer, place: &SocketDirectory) -> anyhow::Result<Running> {
         let (file, socket) = (self.file.display(), place.socket());
-        let cache = self.args.cache;
+        let (cache, format) = (self.args.cache, self.args.format.name());
         let mut command = match server {
             DiskServer::Ringfence(mode) => {
                 let mut command = Command::new(THIS_PROGRAM);
                 command.arg0("ringfence").args(["run", "--quiet", "--uplink", "none", "--disk"]);
-                command.arg(format!("{file},mode={mode},cache={cache}"));
+                command.arg(format!("{file},mode={mode},cache={cache},format={format}"));
                 command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", &place.0);
                 command
             }
             DiskServer::Other(NbdPeer::QemuNbd | NbdPeer::QemuNbdUring) => {
                 let mut command = Command::new("qemu-nbd");
-                command.args(["--persistent", "--format=raw", "--export-name=disk"]);
+                command
+                    .args(["--persistent", "--export-name=disk"])
+                    .arg(format!("--format={format}"));
                 if matches!(server, DiskServer::Other(NbdPeer::QemuNbdUring)) {
                     command.arg("--aio=io_uring");
                 }
@@ -169,9 +193,13 @@ impl Job<'_> {
                 let quoted = |path: String| path.replace(',', ",,");
                 let name = quoted(file.to_string());
                 let path = quoted(socket.display().to_string());
-                command.arg("--blockdev").arg(format!(
-                    "driver=file,node-name=disk,filename={name},cache.direct={direct}"
-                ));
+                let cached = format!("cache.direct={direct}");
+                command
+                    .arg("--blockdev")
+                    .arg(format!("driver=file,node-name=file,filename={name},{cached}"));
+                command
+                    .arg("--blockdev")
+                    .arg(format!("driver={format},node-name=disk,file=file,{cached}"));
                 command.args([
                     "--nbd-server",
                     &format!("addr.type=unix,addr.path={path},max-connections=0"),
