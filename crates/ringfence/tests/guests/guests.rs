@@ -457,8 +457,9 @@ fn guest_is_found_before_its_network_is_announced() {
     // An ordinary user is not warned first.
     let site = Site::all().pop().unwrap();
     let sockets = site.lab.runtime_dir().join("*.guest");
-    let wrapper = ["python3", "-c", WITH_FULL_PIPE, sockets.to_str().unwrap()];
-    let guest = site.run_with(&wrapper, "--name web --switch blue", &["sleep", "600"]);
+    let mut wrapper = vec!["python3", "-c", WITH_FULL_PIPE, sockets.to_str().unwrap()];
+    wrapper.extend(site.wrapper.iter().map(String::as_str));
+    let guest = site.lab.start("--name web --switch blue", &["sleep", "600"], &wrapper);
     guest.wait_for_output("found");
     guest.wait_for_output("web is on switch `blue`");
     guest.finish(MOMENT);
