@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod asking;
+mod asking_clients;
 mod attacks;
 mod clients;
 mod fronts;
