@@ -4,7 +4,8 @@
 //! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP. A virtual machine
 //!    has a socket instead ([`super::machine`]).
 //! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queue and the sockets over.
-//! 4. Write the process id, give up root's rights, and wait.
+//! 4. Listen for clients of the egress policy, then announce the session and write the process id: a program that waits
+//!    for these may call at once. Give up root's rights, and wait.
 //!
 //! It ends with the namespace, the command or the uplink, or by a signal. It handles no packet.
 
@@ -128,9 +129,9 @@ impl Session {
             }
             _ => None,
         };
+        let live_policy = LivePolicy::start(target, &egress, &mut messages);
         announce(&network, entry.file.as_ref(), &mut messages);
         write_pid(files.pid)?;
-        let live_policy = LivePolicy::start(target, &egress, &mut messages);
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
         Ok(Session {

@@ -4,7 +4,7 @@
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
 use crate::support::needs::Need;
 use crate::support::world::{FAR_V4, Families, World};
-use crate::support::{MOMENT, eventually};
+use crate::support::{MOMENT, WITH_FULL_PIPE, eventually};
 use crate::{net, require};
 
 /// Name server's address in Podman's containers.
@@ -253,6 +253,19 @@ fn process_of_other_namespaces_reaches_no_session_and_stands_in_for_none() {
 }
 
 #[test]
+#[test]
+fn session_is_found_before_its_network_is_announced() {
+    let Some(world) = World::new(Families::V4) else { return };
+    let program = world.lab.program().to_owned();
+    let sockets = world.lab.runtime_dir().join("*.session");
+    let session = ["pasta", "--config-net", "--deny", "b.test", "--", "sleep", "600"];
+    let words = ["python3", "-c", WITH_FULL_PIPE, sockets.to_str().unwrap(), &program];
+    let session = world.host(&[&words[..], &session].concat());
+    session.wait_for_output("found");
+    session.wait_for_output("pasta: ");
+    session.finish(MOMENT);
+}
+
 fn log_on_standard_error_is_refused_in_the_background() {
     let lab = crate::support::Lab::new();
     let words = [lab.program(), "pasta", "--egress-log", "-", "--netns", "/proc/self/ns/net"];

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::require;
 use crate::support::needs::Need;
 use crate::support::users::Site;
-use crate::support::{Finished, Lab, MOMENT, Running, eventually};
+use crate::support::{Finished, Lab, MOMENT, Running, WITH_FULL_PIPE, eventually};
 
 /// User id of nobody else's.
 const OTHER_USER: &str = "65533";
@@ -434,22 +434,6 @@ fn wait_returns_once_guest_runs_and_once_it_listens() {
     assert_eq!(ended.status, Some(1));
     guest.finish(MOMENT);
 }
-
-/// Starts a command whose standard error is a pipe that is full, and waits until a file of a pattern exists.
-const WITH_FULL_PIPE: &str = r#"
-import fcntl, glob, os, subprocess, sys, time
-output, pipe = os.pipe()
-fcntl.fcntl(pipe, 1031, 4096)  # F_SETPIPE_SZ
-os.write(pipe, b"." * 4096)
-launcher = subprocess.Popen(sys.argv[2:], stderr=pipe)
-while not glob.glob(sys.argv[1]):
-    time.sleep(0.01)
-print("found", flush=True)
-os.read(output, 4096)
-print(os.read(output, 4096).decode(), flush=True)
-launcher.terminate()
-launcher.wait()
-"#;
 
 #[test]
 fn guest_is_found_before_its_network_is_announced() {

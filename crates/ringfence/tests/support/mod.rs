@@ -35,6 +35,23 @@ pub const MOMENT: Duration = Duration::from_secs(20);
 /// Limit for the disappearance of processes and files.
 pub const GONE_WITHIN: Duration = Duration::from_secs(2);
 
+/// Program that starts a command whose standard error is a pipe that is full, and waits until a file of a pattern exists.
+/// Arguments: the pattern, then the command.
+pub const WITH_FULL_PIPE: &str = r#"
+import fcntl, glob, os, subprocess, sys, time
+output, pipe = os.pipe()
+fcntl.fcntl(pipe, 1031, 4096)  # F_SETPIPE_SZ
+os.write(pipe, b"." * 4096)
+launcher = subprocess.Popen(sys.argv[2:], stderr=pipe)
+while not glob.glob(sys.argv[1]):
+    time.sleep(0.01)
+print("found", flush=True)
+os.read(output, 4096)
+print(os.read(output, 4096).decode(), flush=True)
+launcher.terminate()
+launcher.wait()
+"#;
+
 /// Runtime directory of a test, with its switches and with files that guests share.
 ///
 /// Dropping it ends everything that the test started in it. After a failure it prints all output.
