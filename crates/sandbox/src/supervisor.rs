@@ -39,7 +39,7 @@ use super::{limits, signals};
 /// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a supervisor reports the end of its driver domain to launchers that connect.
-const EXIT_REPORT_TIME: Duration = Duration::from_millis(300);
+const EXIT_REPORT_TIME: Duration = Duration::from_secs(1);
 /// Maximum length of the stderr tail in bytes.
 const STDERR_TAIL_MAX: usize = 4096;
 /// Time limit for the lock of the runtime directory. After it, the socket file is left for the next

@@ -15,6 +15,9 @@ use super::ending::Ending;
 use super::spawn::{Spawn, THIS_PROGRAM};
 use super::supervisor;
 
+/// Time limit for the end of a process that has closed its channel.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// Child process that is the supervisor of a domain.
 #[derive(Debug)]
 pub(super) struct SupervisorProcess {
@@ -72,7 +75,7 @@ impl SupervisorProcess {
     /// Returns the way in which a process ended that has closed its channel. Does not reap it.
     pub(super) fn ending(&self) -> Ending {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        let deadline = Instant::now() + Duration::from_millis(100);
+        let deadline = Instant::now() + ENDS_WITHIN;
         loop {
             match rustix::process::waitid(WaitId::Pid(self.pid), options) {
                 Ok(Some(status)) => return Ending::from_wait_id(&status),

@@ -19,6 +19,9 @@ use ringfence_sandbox::supervisor::ExitReport;
 /// Time limit for an answer of the driver domain, or for its end.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time limit for the exit report of a driver domain. Its supervisor sends it once it has reaped the process.
+const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// First part of the name of a switch that one guest has for itself. The process number of its launcher follows.
 pub const PRIVATE_PREFIX: &str = "private-";
 
@@ -119,8 +122,7 @@ fn ask(
 /// supervisor is gone, too.
 pub(crate) fn ask_exit_report(directory: &RuntimeDir, switch: &str) -> Option<ExitReport> {
     let socket = directory.connect(switch).ok()??;
-    let (exit_report, _) =
-        Channel::from_fd(socket).receive_within(Duration::from_millis(500)).ok()?;
+    let (exit_report, _) = Channel::from_fd(socket).receive_within(EXIT_REPORT_TIMEOUT).ok()?;
     Some(exit_report)
 }
 
