@@ -157,15 +157,15 @@ fn request_to_slow_server_fails_in_time() {
     let place = Place::new();
     let _server = place.nbdkit(&["--filter=delay", "memory", "size=8M", "delay-read=30"]);
     let options = NbdOptions {
-        stall: Duration::from_millis(500),
-        give_up: Duration::from_millis(1200),
+        stall: Duration::from_secs(2),
+        give_up: Duration::from_secs(5),
         ..NbdOptions::default()
     };
     let mut driver = Driver::new(place.open(&options).queue(4).unwrap());
     driver.write(0, &[1; 512]).unwrap();
     let begun = Instant::now();
     assert_eq!(driver.read(0, 512), Err(libc::EIO));
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
 }
 
 /// Kills a server under load and starts it again. No acknowledged write may be missing, for the client and on

@@ -76,9 +76,9 @@ impl Drop for Background {
 
 /// Waits until `ready` returns `true`, at most ten seconds.
 pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     while !ready() {
-        assert!(Instant::now() < until, "{what}: not within ten seconds");
+        assert!(Instant::now() < until, "{what}: not within a minute");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
