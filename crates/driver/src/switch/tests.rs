@@ -62,11 +62,14 @@ impl World {
             interface: true,
         };
         self.launcher.send(&ToDriver::Attach(Box::new(request)), &[]).unwrap();
-        let moment = Duration::from_millis(100);
-        run_until(&mut self.control, Instant::now() + moment);
-        match self.launcher.receive_within(moment).unwrap() {
-            (FromDriver::Attached(attached), fds) => (*attached, fds),
-            other => panic!("{other:?}"),
+        let limit = Instant::now() + Duration::from_secs(60);
+        loop {
+            run_until(&mut self.control, Instant::now() + Duration::from_millis(10));
+            match self.launcher.try_receive().unwrap() {
+                Some((FromDriver::Attached(attached), fds)) => return (*attached, fds),
+                None => assert!(Instant::now() < limit, "no answer"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 }
