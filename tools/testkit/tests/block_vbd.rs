@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_block::blkback::BlkbackOptions;
@@ -117,9 +117,12 @@ fn steady_state_with_persistent_grants_needs_no_grant_operation() {
     assert!(lent <= 32, "{lent} pages for 32 requests");
     // The pages are released on request.
     stage.vbds[guest.vbd].served().unwrap().shrink();
-    std::thread::sleep(Duration::from_millis(50));
-    front.release_pages();
-    assert_eq!(front.lent_pages(), 0);
+    let begun = Instant::now();
+    while front.lent_pages() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} pages", front.lent_pages());
+        std::thread::yield_now();
+        front.release_pages();
+    }
     io(32);
 }
 
@@ -170,8 +173,7 @@ fn backend_restart_under_load_loses_no_request() {
     let mut guest = Guest::join(&mut stage, disk.clone(), served, options);
     let front = guest.disk();
     let load = std::thread::spawn(move || workload(11).exercise(&*front, 500));
-    let mut restarts = 0;
-    while !load.is_finished() {
+    loop {
         // A new backend for the same device, as after an upgrade.
         let vbd = &mut stage.vbds[guest.vbd];
         let device = *vbd.device();
@@ -184,12 +186,13 @@ fn backend_restart_under_load_loses_no_request() {
         ringfence_xenstore::StoreAccess::write(&mut stage.store, &path, "2").unwrap();
         guest.look();
         guest.connect(&mut stage);
-        restarts += 1;
+        // The number of restarts depends on the machine's speed.
+        if load.is_finished() {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(3));
     }
     load.join().unwrap();
-    // The number of restarts depends on the machine's speed.
-    assert!(restarts > 0);
 }
 
 #[test]

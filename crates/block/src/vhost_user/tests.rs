@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -29,12 +29,22 @@ const MIB: u64 = 1 << 20;
 struct Served {
     thread: JoinHandle<(VhostUserDisk, Result<(), Fault>)>,
     stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicUsize>,
 }
 
 impl Served {
     fn stop(self) -> (VhostUserDisk, Result<(), Fault>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
+    }
+
+    /// Waits until a round that begins after this call has ended.
+    fn wait_for_round(&self) {
+        let (before, begun) = (self.rounds.load(Ordering::SeqCst), std::time::Instant::now());
+        while self.rounds.load(Ordering::SeqCst) < before + 2 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the disk does no round");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits for the end of the disk with its client. Returns the number of refused clients and the fault's text.
@@ -59,9 +69,13 @@ fn serve(storage: &dyn Disk) -> (Served, UnixStream) {
     (0..4).for_each(|_| disk.add_log_file(log_file(LOG_FILE_MAX).unwrap()));
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
+    let rounds = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&rounds);
     let thread = std::thread::spawn(move || {
         let served = loop {
-            match disk.round() {
+            let round = disk.round();
+            counted.fetch_add(1, Ordering::SeqCst);
+            match round {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(fault) => break Err(fault),
@@ -82,7 +96,7 @@ fn serve(storage: &dyn Disk) -> (Served, UnixStream) {
         };
         (disk, served)
     });
-    (Served { thread, stop }, socket)
+    (Served { thread, stop, rounds }, socket)
 }
 
 fn front(vrings: u16, socket: UnixStream) -> Frontend {
@@ -387,7 +401,7 @@ fn descriptor_made_available_again_while_in_flight_ends_the_connection() {
     front.memory.copy_from(start + layout.avail_entry(1), &head).unwrap();
     front.memory.copy_from(start + layout.avail_idx(), &2_u16.to_le_bytes()).unwrap();
     rustix::io::write(&front.vrings[0].kick, &1_u64.to_ne_bytes()).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    served.wait_for_round();
     storage.set_open(true);
     let (refused, fault) = served.refused();
     assert!(fault.contains("while it was in flight"), "{fault}");
@@ -462,7 +476,7 @@ fn write_over_one_in_progress_waits_so_that_its_repetition_cannot_undo_it() {
     push(&mut front, 1, header(RequestKind::Write, 1), 512);
     push(&mut front, 2, header(RequestKind::Read, 1), 512);
     storage.wait_for(1);
-    std::thread::sleep(Duration::from_millis(20));
+    served.wait_for_round();
     assert_eq!(storage.seen().len(), 1, "the second write waits, and those behind it");
     storage.set_open(true);
     let answered: Vec<_> = (0..3).map(|_| answer(&mut front).0).collect();
@@ -479,7 +493,7 @@ fn vring_stops_once_its_requests_are_answered() {
     push(&mut front, 0, header(RequestKind::Write, 0), 512);
     storage.wait_for(1);
     front.send(number::GET_VRING_BASE, &state(0, 0), &[]).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    served.wait_for_round();
     assert!(front.vrings[0].driver.pop().unwrap().is_none());
     storage.set_open(true);
     // The answer to the next question comes behind that of the vring.

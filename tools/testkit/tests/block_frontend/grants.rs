@@ -127,7 +127,7 @@ fn xsa_396_persistent_page_is_in_use_until_shrink() {
     let begun = Instant::now();
     let mut page = Some(page);
     while let Some(lease) = page.take() {
-        assert!(begun.elapsed() < Duration::from_secs(5), "it is still mapped");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is still mapped");
         page = front.granter.take_back(lease).err().map(|still| still.lease);
     }
 }

@@ -88,13 +88,19 @@ fn xsa_332_event_storm_is_throttled_while_ring_is_served() {
     let served = stage.vbds[front.vbd].served().unwrap();
     let (queue, _) = served.counters().next().unwrap();
     let before = queue.spurious_wakeups.get();
-    for _ in 0..2000 {
+    let begun = Instant::now();
+    let (mut sent, mut woken) = (0, 0);
+    while sent < 2000 || woken <= 24 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{woken} of {sent} events were seen");
         front.channel.notify().unwrap();
+        sent += 1;
         std::thread::sleep(Duration::from_micros(50));
+        woken = queue.spurious_wakeups.get() - before;
     }
-    let woken = queue.spurious_wakeups.get() - before;
     assert!(queue.throttles.get() > 0, "{queue:?}");
-    assert!((17..1000).contains(&woken), "ignored for a while each: {woken}");
+    // 16 events are tolerated. The 8th throttling, and each later one, ignores events for 5 ms.
+    let elapsed = u64::try_from(begun.elapsed().as_millis()).unwrap();
+    assert!(woken <= 16 + 8 + 1 + elapsed / 5, "{woken} of {sent} events in {elapsed} ms");
     check_other_guest_works(&stage, &guest);
 }
 

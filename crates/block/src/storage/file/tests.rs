@@ -250,11 +250,12 @@ fn image_of_another_format_is_refused_unless_it_is_said_to_be_raw() {
 fn second_writer_waits_for_lock_of_first() {
     let image = image(1 << 20);
     let first = FileDisk::open(&image.path, &FileOptions::default()).unwrap();
+    // Before the thread begins to sleep: this one may be late.
+    let begun = std::time::Instant::now();
     let gone = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(200));
         drop(first);
     });
-    let begun = std::time::Instant::now();
     FileDisk::open(&image.path, &FileOptions::default()).unwrap();
     assert!(begun.elapsed().as_millis() >= 150, "it was opened beside the other");
     gone.join().unwrap();
