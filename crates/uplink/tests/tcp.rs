@@ -307,9 +307,8 @@ fn client_port_reused_in_time_wait_is_accepted() {
 #[test]
 fn refused_host_connection_resets_guest() {
     let mut fixture = Fixture::new();
-    // A port that was just released has no listener.
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    fixture.calls = Some(closed);
+    // No process listens on this port. One that was just released may be another test's by now.
+    fixture.calls = Some(1);
     fixture.run("guest S 0 0\n uplink RA 0 1");
     assert_eq!(fixture.uplink.tcp_flows(), 0);
 }

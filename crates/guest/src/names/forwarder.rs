@@ -447,8 +447,9 @@ mod tests {
 
     #[test]
     fn unreachable_server_is_skipped() {
-        // The port was bound and closed, so the kernel reports at once that no process listens.
-        let gone = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // The kernel reports at once that no process listens. A port that was bound and closed may be another
+        // test's by now.
+        let gone = "127.0.0.1:1".parse().unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut forwarder = DnsForwarder::new(vec![gone, server.local_addr().unwrap()]).unwrap();
         forwarder.forward(&message(3, false, 30), 1, false);

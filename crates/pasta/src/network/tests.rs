@@ -204,7 +204,7 @@ fn port_of_a_session_that_ends_is_awaited() {
     assert!(error.contains("in use"), "{error}");
     assert!(start.elapsed() >= TAKEN_PATIENCE);
     let ends = std::thread::spawn(move || {
-        std::thread::sleep(TAKEN_PATIENCE / 5);
+        std::thread::sleep(TAKEN_PATIENCE / 20);
         drop(taken);
     });
     assert_eq!(network.listen(&args).unwrap().forwards.len(), 1);
