@@ -31,7 +31,7 @@ use common::{EXTENSIONS_V6, Kind, Recipe, SOURCE_MAC, corpus, difference, segmen
 /// header is right before UDP. `tests/properties.rs` reassembles these.
 const DESTINATION_AFTER_ROUTING: usize = 4;
 const INSIDE: &str = "RINGFENCE_TEST_INSIDE";
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns `true` inside the namespaces. Otherwise runs the test `name` there.
 fn enter_namespaces(name: &str) -> bool {

@@ -31,7 +31,7 @@ pub fn set_up(name: &str, host: u8, mtu: u16) {
     ip(&format!("link set {name} address 02:00:00:00:00:0{host} mtu {mtu} up"));
     ip(&format!("address add 10.9.0.{host}/24 dev {name}"));
     ip(&format!("address add fd00:9::{host}/64 dev {name} nodad"));
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         let routes = Command::new("ip").args(["-6", "route", "show", "table", "local"]).output();
         let routes = String::from_utf8(routes.unwrap().stdout).unwrap();
