@@ -24,7 +24,7 @@ use ringfence_testkit::denied;
 use ringfence_vhost_user::testing::Frontend;
 use rustix::pipe::PipeFlags;
 
-use support::disks::{URI, image_file};
+use support::disks::{URI, image_file, listens};
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, OUTSIDE_V4, OUTSIDE_V6, World};
 use support::{Finished, Lab, sha256, write_noise};
@@ -197,7 +197,7 @@ fn disk_of_server_is_served_without_denied_call() {
     let socket = lab.file("server");
     let words = ["nbdkit", "--foreground", "-U", socket.to_str().unwrap(), "memory", "16M"];
     let server = lab.spawn(&words);
-    assert!(support::eventually(LONG, || socket.exists()));
+    assert!(support::eventually(LONG, || listens(&socket)));
     copy_both_ways(&lab, &format!("--disk nbd+unix:///?socket={}", socket.display()));
     server.end();
 }
@@ -240,7 +240,7 @@ fn outgoing_traffic_makes_no_denied_call() {
         .map(|ip| {
             format!(
                 "python3 peer.py tcp_client {ip} 7000; python3 peer.py udp_client {ip} 7001; \
-                 python3 peer.py refused {ip} 9; ping -c 1 -W 5 -s 4000 {ip}; "
+                 python3 peer.py refused {ip} 9; ping -c 1 -W 20 -s 4000 {ip}; "
             )
         })
         .collect();

@@ -1,4 +1,4 @@
-//! Namespaces for tests with a real kernel.
+//! Namespaces for tests with a real kernel, and ports that no other process takes.
 //!
 //! A test starts itself again in a child process, in namespaces of its own that `unshare` (util-linux) makes, and sets
 //! up interfaces by `ip` (iproute2). The environment variable `RINGFENCE_TEST_ROLE` names the role of the child.
@@ -6,8 +6,14 @@
 //! On a machine that lacks a requirement the test prints `SKIPPED: reason` and checks nothing. It fails instead if
 //! `RINGFENCE_TEST_REQUIRE` is 1.
 
+// #syscall none: for tests
+
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 const ROLE: &str = "RINGFENCE_TEST_ROLE";
 /// Role of the child process that has the test's body.
@@ -94,4 +100,42 @@ pub fn ip(args: &str) {
     let output =
         Command::new("ip").args(args.split(' ')).output().expect("ip, which was found, starts");
     assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// TCP port of 127.0.0.1 at which no process listens. While this exists, the kernel chooses the port for no other socket,
+/// and a program that sets `SO_REUSEADDR` can listen there.
+#[derive(Debug)]
+pub struct FreePort {
+    _socket: OwnedFd,
+    address: SocketAddr,
+}
+
+impl FreePort {
+    /// Takes a port.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    #[expect(clippy::new_without_default, reason = "it takes a resource")]
+    pub fn new() -> FreePort {
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None);
+        let socket = socket.expect("a descriptor is free");
+        sockopt::set_socket_reuseaddr(&socket, true).expect("every socket has this option");
+        let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        rustix::net::bind(&socket, &any).expect("a port is free");
+        let bound = rustix::net::getsockname(&socket).expect("the socket is bound");
+        let address = SocketAddr::try_from(bound).expect("an address of IPv4");
+        FreePort { _socket: socket, address }
+    }
+
+    /// Returns the address with the port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the port's number.
+    pub fn number(&self) -> u16 {
+        self.address.port()
+    }
 }

@@ -15,7 +15,7 @@ use ringfence_wire::vhost_user::protocol_feature;
 use rustix::process::Signal;
 
 use crate::require;
-use crate::support::disks::{Background, image_file, listens, rounds};
+use crate::support::disks::{Background, image_file, is_listening, listens, rounds};
 use crate::support::needs::Need;
 use crate::support::{Lab, MOMENT, Running};
 
@@ -144,7 +144,7 @@ fn frontend_of_tests_stores_data_through_qemu_storage_daemon() {
         socket.display()
     );
     let words = ["qemu-storage-daemon", "--blockdev", &node, "--export", &export];
-    let _daemon = Background::start(&words, || socket.exists());
+    let _daemon = Background::start(&words, || is_listening(&socket));
     let protocol = PROTOCOL & !protocol_feature::INFLIGHT;
     Workload::new(14).exercise(&connect(&lab, FrontShape { protocol, ..shape(2) }), 200);
 }

@@ -1,23 +1,19 @@
 //! Disks of a command with their content on an NBD server, nbdkit or QEMU.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
+use ringfence_sys::testing::FreePort;
 use rustix::process::{Signal, kill_process};
 
 use crate::require;
-use crate::support::disks::{Background, URI, image_file, listens, served, succeed};
+use crate::support::disks::{Background, URI, image_file, is_listening, listens, served, succeed};
 use crate::support::needs::Need;
 use crate::support::{Lab, MOMENT, sha256, write_noise};
-
-/// Returns a free port. No other process takes ports from this range meanwhile.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Copies a file to the disk and back, and compares it with the server's content.
 fn copies(lab: &Lab, address: &str) {
@@ -53,18 +49,18 @@ fn server_over_unix_socket_or_tcp_stores_written_data() {
         copies(&lab, &format!("nbd+unix:///?socket={},mode=map", socket.display()));
     }
     {
-        let port = free_port();
-        let text = port.to_string();
+        let port = FreePort::new();
+        let text = port.number().to_string();
         let words =
             ["nbdkit", "-f", "-i", "127.0.0.1", "-p", &text, "-e", "a disk", "file", &image];
-        let _server = Background::start(&words, || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        copies(&lab, &format!("nbd://127.0.0.1:{port}/a%20disk"));
+        let _server = Background::start(&words, || TcpStream::connect(port.address()).is_ok());
+        copies(&lab, &format!("nbd://{}/a%20disk", port.address()));
     }
     // The server exits after its first client, so there is only one connection from the first greeting on.
     let socket = lab.file("qemu.sock");
     let path = socket.display().to_string();
     let words = ["qemu-nbd", "-f", "raw", "-k", &path, &image];
-    let _server = Background::start(&words, || socket.exists());
+    let _server = Background::start(&words, || is_listening(&socket));
     copies(&lab, &format!("nbd+unix:///?socket={path}"));
 }
 
@@ -93,7 +89,7 @@ fn holes_of_server_are_found() {
     for is_nbdkit in [true, false] {
         let (server, socket) = match is_nbdkit {
             true => (nbdkit(&lab, &image), lab.file("nbdkit.sock")),
-            false => (Background::start(&words, || socket.exists()), socket.clone()),
+            false => (Background::start(&words, || is_listening(&socket)), socket.clone()),
         };
         let options = format!("--disk nbd+unix:///?socket={}", socket.display());
         let said = lab.script(&options, &format!("nbdinfo --map {URI}0")).succeed(MOMENT);
@@ -110,7 +106,8 @@ fn restarted_server_is_reconnected_and_keeps_data() {
     let image = image_file(&lab, 4).display().to_string();
     let mut server = Some(nbdkit(&lab, &image));
     let socket = lab.file("nbdkit.sock");
-    let (guest, disk) = served(&lab, &format!("nbd+unix:///?socket={}", socket.display()));
+    let disk = format!("nbd+unix:///?socket={}", socket.display());
+    let (guest, disk) = served(&lab, &disk);
     let mut driver = Driver::new(disk.queue(4).unwrap());
     for round in 0..5u8 {
         driver.write(u64::from(round) << 16, &[round + 1; 1 << 16]).unwrap();
@@ -142,8 +139,8 @@ fn stopped_server_fails_requests_in_time_and_is_used_after_it_continues() {
     let image = image_file(&lab, 4).display().to_string();
     let server = nbdkit(&lab, &image);
     let socket = lab.file("nbdkit.sock");
-    let disk =
-        format!("nbd+unix:///?socket={},timeout=1.5,stall=0.5,connect=0.5", socket.display());
+    // The server answers within these limits on a busy machine, too, and the guest waits longer.
+    let disk = format!("nbd+unix:///?socket={},timeout=4,stall=1.5,connect=1.5", socket.display());
     let (_guest, disk) = served(&lab, &disk);
     let mut driver = Driver::new(disk.queue(4).unwrap());
     driver.write(0, &[1; 4096]).unwrap();
@@ -153,7 +150,7 @@ fn stopped_server_fails_requests_in_time_and_is_used_after_it_continues() {
     let took = begun.elapsed();
     kill_process(server.pid(), Signal::CONT).unwrap();
     assert_eq!(written, Err(libc::EIO));
-    assert!((1.0..8.0).contains(&took.as_secs_f64()), "{took:?}");
+    assert!(took >= Duration::from_secs(3) && took < MOMENT, "{took:?}");
     // The server answers again only after it continues. Then the disk works as before.
     let until = Instant::now() + MOMENT;
     while driver.write(8192, &[3; 4096]).is_err() {
@@ -197,7 +194,8 @@ fn tls_disk_works_and_wrong_certificate_is_refused() {
     let lab = Lab::new();
     let image = image_file(&lab, 16).display().to_string();
     let directory = certificates(&lab);
-    let port = free_port();
+    let held = FreePort::new();
+    let port = held.number();
     let (text, pki) = (port.to_string(), format!("--tls-certificates={directory}"));
     // With --tls-verify-peer the server demands a certificate of the client too.
     let words = ["nbdkit", "-f", "-i", "127.0.0.1", "-p", &text, "--tls=require", &pki];
@@ -240,8 +238,9 @@ fn tls_disk_works_and_wrong_certificate_is_refused() {
 fn missing_server_is_reported_before_guest_starts() {
     require!(Need::Guests);
     let lab = Lab::new();
+    let port = FreePort::new();
     for (address, why) in [
-        (format!("nbd://127.0.0.1:{}", free_port()), "refused"),
+        (format!("nbd://{}", port.address()), "refused"),
         ("nbd+unix:///?socket=/nowhere/s".to_owned(), "No such file"),
     ] {
         let finished = lab.run(&format!("--disk {address}"), &["true"]).finish(MOMENT);

@@ -2,7 +2,7 @@
 //! the guests, and the guests are on the daemon's switch.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -18,6 +18,7 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
+use ringfence_sys::testing::FreePort;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::process::Signal;
@@ -305,9 +306,9 @@ fn metrics_and_log_level_follow_configuration() {
         lab.reload("[serve]\nlog-level = 'info'\n[metrics]\nlisten = ''");
         lab.log().contains("metrics.listen when the daemon is started again")
     });
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _lab = Lab::new(&format!("[metrics]\nlisten = '127.0.0.1:{port}'"));
-    let answer = scrape(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let port = FreePort::new();
+    let _lab = Lab::new(&format!("[metrics]\nlisten = '{}'", port.address()));
+    let answer = scrape(TcpStream::connect(port.address()).unwrap());
     assert!(answer.contains("\nringfence_vifs 0\n"), "{answer}");
 }
 

@@ -106,6 +106,18 @@ pub fn listens(path: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(path).is_ok()
 }
 
+/// Returns `true` if a process of this network namespace listens on the Unix socket. Makes no connection, for a server that
+/// ends after its first client.
+pub fn is_listening(path: &Path) -> bool {
+    /// Flag of a socket that listens.
+    const ACCEPTS: &str = "00010000";
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let path = path.to_str().unwrap();
+    // Number, references, protocol, flags, type, state, inode, path.
+    let is_it = |words: &[&str]| words.get(3) == Some(&ACCEPTS) && words.last() == Some(&path);
+    sockets.lines().any(|line| is_it(&line.split_whitespace().collect::<Vec<_>>()))
+}
+
 /// Returns `true` if an NBD server greets on the Unix socket. `qemu-nbd` listens before it locks its image, and greets
 /// afterwards.
 pub fn greets(path: &Path) -> bool {

@@ -1,8 +1,10 @@
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use ringfence_sys::testing::FreePort;
 
 use super::Exporter;
 use super::http::{Request, parse_request};
@@ -170,11 +172,6 @@ proptest::proptest! {
     }
 }
 
-/// Returns an address of the loopback interface at which no process listens.
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 fn ask(mut client: impl Read + Write, request: &str) -> String {
     client.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -186,7 +183,8 @@ const GET: &str = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
 
 #[test]
 fn get_over_tcp_or_unix_socket_returns_metrics() {
-    let address = free_address();
+    let port = FreePort::new();
+    let address = port.address();
     Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.sock");
@@ -215,7 +213,8 @@ fn get_over_tcp_or_unix_socket_returns_metrics() {
 
 #[test]
 fn get_without_answer_of_daemon_returns_503() {
-    let address = free_address();
+    let port = FreePort::new();
+    let address = port.address();
     Exporter::start(&Listen::Loopback(address), || None).unwrap();
     let answer = ask(TcpStream::connect(address).unwrap(), GET);
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
@@ -223,7 +222,8 @@ fn get_without_answer_of_daemon_returns_503() {
 
 #[test]
 fn frequent_requests_share_one_snapshot_a_second() {
-    let address = free_address();
+    let port = FreePort::new();
+    let address = port.address();
     let (parsed, count) = std::sync::mpsc::channel();
     let daemon = move || {
         parsed.send(()).unwrap();
@@ -243,7 +243,8 @@ fn frequent_requests_share_one_snapshot_a_second() {
 /// One client sends a byte now and then, one sends without end, and one disconnects at once.
 #[test]
 fn slow_or_endless_client_delays_others_for_bounded_time() {
-    let address = free_address();
+    let port = FreePort::new();
+    let address = port.address();
     Exporter::start(&Listen::Loopback(address), || Some(snapshot())).unwrap();
     drop(TcpStream::connect(address).unwrap());
     let mut endless = TcpStream::connect(address).unwrap();
