@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::blocks::{self, Block, Marker, Place, Script};
 use crate::support::needs::{Need, find_program, skip};
-use crate::support::users::{USER, copy_program, give};
+use crate::support::users::{USER, copy, copy_program, give};
 use crate::support::world::{Families, World};
 
 /// Time limit of a script in seconds.
@@ -217,7 +217,7 @@ fn programs_for(script: &Script) -> tempfile::TempDir {
     symlink(directory.path().join("ringfence"), bin.join("ringfence")).unwrap();
     if script.text.contains("ringfence-bench") {
         let own = crate::support::needs::beside_product("ringfence-bench");
-        fs::copy(own, bin.join("ringfence-bench")).unwrap();
+        copy(&own, &bin.join("ringfence-bench"));
     }
     for program in BASE.into_iter().chain(script.needs.iter().map(String::as_str)) {
         // Other directories may be closed to the ordinary user.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::require;
 use crate::support::needs::{Need, PING, skip_what_is_not_installed};
+use crate::support::users::copy_program;
 use crate::support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
 use crate::support::{MOMENT, Running, eventually, write_noise};
 
@@ -416,7 +417,7 @@ fn namespace_of_another_user_is_refused() {
     // Every user can execute the copy.
     let place = tempfile::Builder::new().permissions(readable_by_all()).tempdir().unwrap();
     let copy = place.path().join("pasta");
-    std::fs::copy(world.lab.program(), &copy).unwrap();
+    copy_program(&copy);
     let (child, pid) = child_with_namespaces(&world);
     let netns = format!("/proc/{pid}/ns/net");
     let copy = copy.to_str().unwrap();
@@ -442,7 +443,7 @@ fn alternatives_give_and_take_the_names() {
     for name in ["bin", "alt", "admin"] {
         std::fs::create_dir(path(name)).unwrap();
     }
-    std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), path("bin/ringfence")).unwrap();
+    copy_program(&path("bin/ringfence"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/pasta-alternatives");
     let run = |action: &str| {
         let mut command = std::process::Command::new(script);

@@ -8,11 +8,16 @@ use super::{Lab, MOMENT, Running};
 /// User id that no program has.
 pub const USER: u32 = 12345;
 
-/// Copies this program to where every user can run it. Another process writes the file: a child that another thread
-/// starts would inherit a descriptor for writing, and the file would be busy.
+/// Copies this program to where every user can run it.
 pub fn copy_program(to: &Path) {
+    copy(Path::new(env!("CARGO_BIN_EXE_ringfence")), to);
+}
+
+/// Copies a program. Another process writes the file: a child that another thread starts would inherit a descriptor for
+/// writing, and the file would be busy.
+pub fn copy(program: &Path, to: &Path) {
     let mut copy = std::process::Command::new("cp");
-    assert!(copy.arg(env!("CARGO_BIN_EXE_ringfence")).arg(to).status().unwrap().success());
+    assert!(copy.arg(program).arg(to).status().unwrap().success());
 }
 
 /// Gives the directories of a lab to a user, who may then start guests in it.
