@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::testing::checker::Checker;
@@ -83,14 +83,13 @@ fn killed_frontend_closes_its_nbd_connections() {
     let mut idle = std::os::unix::net::UnixStream::connect(socket_of(&lab, &guest)).unwrap();
     idle.set_read_timeout(Some(MOMENT)).unwrap();
     idle.read_exact(&mut [0; 18]).unwrap();
-    let begun = Instant::now();
     guest.inner("frontend").signal(Signal::KILL);
     let end = idle.read(&mut [0]);
     let ended = match &end {
         Ok(read) => *read == 0,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
     };
-    assert!(ended && begun.elapsed() < Duration::from_secs(5), "{end:?}, {:?}", begun.elapsed());
+    assert!(ended, "{end:?}");
     guest.finish(MOMENT);
 }
 
@@ -184,6 +183,8 @@ fn file_system_keeps_synchronised_files_after_ten_kills() {
         }
         drop(mounted);
         drop(guest);
+        // Writes in flight end with the driver domain.
+        lab.assert_no_switch();
         // The check replays the journal, as a mount does. Nothing must be left to repair.
         let (status, text) = output_of(&["/sbin/e2fsck", "-f", "-p", &disk]);
         assert!(matches!(status, Some(0 | 1)), "round {round}: {text}");

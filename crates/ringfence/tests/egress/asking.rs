@@ -177,12 +177,12 @@ fn guest_that_makes_the_socket_of_the_program_answers_nothing() {
     require!(CURL, OPENSSL, DNSMASQ);
     let net = net!();
     let liar = "import json, socket\nserver = socket.socket(socket.AF_UNIX)\n\
-                server.bind('ask.socket')\nserver.listen()\nprint('bound', flush=True)\nwhile True:\n  peer = server.accept()[0].makefile('rw')\n  \
+                server.bind('ask.socket')\nserver.listen()\nprint('bound', flush=True)\nopen('bound', 'w').close()\nwhile True:\n  peer = server.accept()[0].makefile('rw')\n  \
                 for line in peer:\n    print('asked', flush=True)\n    \
                 answer = {'question': json.loads(line)['question'], 'answer': 'run'}\n    \
                 print(json.dumps(answer), file=peer, flush=True)\n";
     std::fs::write(net.world.file("liar.py"), liar).unwrap();
-    let script = "python3 liar.py & liar=$!; while ! [ -S ask.socket ]; do sleep 0.05; done; sleep 0.2; set +e; \
+    let script = "python3 liar.py & liar=$!; while ! [ -e bound ]; do sleep 0.05; done; set +e; \
          curl -sS --max-time 60 http://other.test/; echo \"status $?\"; kill $liar";
     let finished = net.world.lone_guest("--name liar --ask socket:ask.socket", script).finish(LONG);
     let output = format!("{}{}", finished.stdout, finished.stderr);
@@ -246,7 +246,7 @@ fn question_without_answer_is_denied_after_the_limit() {
     assert_eq!(connection.read()["end"], question["question"]);
     connection.answer(&question, "run");
     assert!(eventually(LONG, || totals(&net, "late")["answers_ignored"] == 1));
-    assert!(guest.stderr.text().contains("denied other.test, no rule, and no answer in time"));
+    guest.wait_for_error("denied other.test, no rule, and no answer in time");
     drop(guest.end());
     net.end();
 }

@@ -2,6 +2,7 @@
 //! its own policy and addresses, and their totals in `ringfence ps`.
 
 use crate::support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
+use crate::support::eventually;
 use crate::support::needs::{Need, PING};
 use crate::support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, World};
 use crate::{net, require};
@@ -115,7 +116,7 @@ fn lies_outside_the_answer_section_and_extreme_times_to_live_open_nothing_more()
     for line in ["other 7\n", "pinned 7\n", "b 7\n"] {
         assert!(output.contains(line), "{line}: {output}");
     }
-    assert!(server.stdout.text().contains("asked ttl2147483648.test"));
+    server.wait_for_output("asked ttl2147483648.test");
     drop(server.end());
     net.end();
 }
@@ -228,18 +229,26 @@ fn totals_of_verdicts_are_in_ps_and_in_the_summary() {
     let guest = net.world.lone_guest("-v --name counted --allow a.test:80", &script);
     guest.wait_for_output("done");
     let program = net.world.lab.program().to_owned();
-    let listed = net.world.host(&[&program, "ps", "--json"]).succeed(LONG);
-    let guests: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    // The list is complete without totals of an uplink that is late.
+    let mut listed = String::new();
+    let mut guests = serde_json::Value::Null;
+    let has_totals = || {
+        listed = net.world.host(&[&program, "ps", "--json"]).succeed(LONG);
+        guests = serde_json::from_str(&listed).unwrap();
+        guests[0]["egress"].is_object()
+    };
+    assert!(eventually(LONG, has_totals), "{listed}");
     let totals = &guests[0]["egress"];
     let count = |name: &str| totals[name].as_u64().unwrap();
     assert!(guests[0]["name"] == "counted" && count("connections_allowed") == 2, "{listed}");
     assert!(count("connections_denied") == 1 && count("hellos_denied") == 1, "{listed}");
     assert!(count("queries_allowed") > 0 && count("queries_refused") > 0, "{listed}");
     assert!(count("answers_refused") == 0 && count("pins") == 1, "{listed}");
-    let metrics = net.world.host(&[&program, "ps", "--metrics"]).succeed(LONG);
     let denied = "ringfence_guest_egress_connections_total{guest=\"counted\",";
     let is_denied = |line: &str| line.starts_with(denied) && line.ends_with("verdict=\"deny\"} 1");
-    assert!(metrics.lines().any(is_denied) && metrics.ends_with("# EOF\n"), "{metrics}");
+    let metrics = || net.world.host(&[&program, "ps", "--metrics"]).succeed(LONG);
+    assert!(eventually(LONG, || metrics().lines().any(is_denied)), "{}", metrics());
+    assert!(metrics().ends_with("# EOF\n"));
     let status = net.world.host(&[&program, "status", "counted"]).succeed(LONG);
     assert!(status.contains("egress:         2 connections allowed, 1 denied"), "{status}");
     std::fs::write(net.world.file("stop"), "").unwrap();

@@ -42,7 +42,8 @@ fn check(net: &Net, output: &str) {
     for line in ["b 6\n", "raw 7\n", "shared 35\n"] {
         assert!(output.contains(line), "{line}: {output}");
     }
-    assert!(net.was_asked_for("a.test") && !net.was_asked_for("b.test"));
+    net.wait_for_question("a.test");
+    assert!(!net.was_asked_for("b.test"));
 }
 
 /// Returns the records of a file, once the last denied request is among them.
@@ -253,7 +254,6 @@ fn process_of_other_namespaces_reaches_no_session_and_stands_in_for_none() {
 }
 
 #[test]
-#[test]
 fn session_is_found_before_its_network_is_announced() {
     let Some(world) = World::new(Families::V4) else { return };
     let program = world.lab.program().to_owned();
@@ -266,6 +266,7 @@ fn session_is_found_before_its_network_is_announced() {
     session.finish(MOMENT);
 }
 
+#[test]
 fn log_on_standard_error_is_refused_in_the_background() {
     let lab = crate::support::Lab::new();
     let words = [lab.program(), "pasta", "--egress-log", "-", "--netns", "/proc/self/ns/net"];

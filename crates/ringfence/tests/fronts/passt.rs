@@ -111,7 +111,7 @@ fn machine_that_lends_a_pool_is_told_from_one_that_shares_all_its_memory() {
         let script =
             format!("{CONFIGURE} echo configured; until [ -e asked ]; do sleep 0.05; done");
         let machine = machine(&world, attach, &script);
-        machine.wait_for_output("configured");
+        assert!(eventually(LONG, || machine.stdout.text().contains("configured")));
         let found = status(&world);
         assert!(found.contains(&format!("vhost-user: {seen}\n")), "{found}");
         assert!(world.lab.read("log").contains(seen), "{}", world.lab.read("log"));
@@ -142,10 +142,10 @@ fn machine_that_shares_more_than_a_pool_is_refused_with_the_options_to_use() {
         assert!(eventually(MOMENT, || status(&world).contains(refused)), "{}", status(&world));
         let log = world.lab.read("log");
         for word in ["hands over 16 MiB", "-device ivshmem-plain", "iommu_platform=on"] {
-            assert!(log.contains(word), "{rule} {attach}: {log}");
+            assert!(eventually(MOMENT, || log().contains(word)), "{rule} {attach}: {}", log());
         }
-        let found = status(&world);
-        assert!(found.contains("vhost-user: no memory of a machine\n"), "{found}");
+        let none = "vhost-user: no memory of a machine\n";
+        assert!(eventually(MOMENT, || status(&world).contains(none)), "{}", status(&world));
     }
 }
 
@@ -384,7 +384,7 @@ fn arguments_of_libvirt_start_it() {
          until [ -e asked ]; do sleep 0.05; done; kill $server"
     );
     let machine = machine(&world, "1-net0.socket", &script);
-    machine.wait_for_output("listening");
+    assert!(eventually(LONG, || machine.stdout.text().contains("listening")));
     let client = world.outside(&["python3", "peer.py", "tcp_client", HOST_V4, "2022"]);
     assert!(client.succeed(LONG).contains("equal"));
     std::fs::write(world.file("asked"), "").unwrap();

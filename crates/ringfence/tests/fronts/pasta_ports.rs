@@ -223,7 +223,7 @@ fn server_at_the_namespaces_loopback_is_reached_from_the_hosts_loopback_only() {
         (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
     for (address, server) in ["127.0.0.1", "::1"].into_iter().zip(&servers) {
         assert!(is_reached(host, "tcp_client", address, "8080"), "{address}");
-        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        server.wait_for_output(&format!("client {address}\n"));
     }
     assert!(is_unserved(outside, HOST_V4, "8080") && is_unserved(outside, HOST_V6, "8080"));
     // More connections at a time than the first sockets of the namespace.
@@ -308,7 +308,7 @@ fn port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
     let pasta = start_pasta(&world, &pid, &["-T", "7001-7002:7000-7001,~7003"]);
     for (address, server) in &servers {
         assert!(is_reached(inner, "tcp_client", address, "7001"), "{address}");
-        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        server.wait_for_output(&format!("client {address}\n"));
         // Neither another port of the host, nor a port without a server.
         assert!(is_refused(inner, address, "7000"), "{address}");
         assert!(is_unserved(inner, address, "7002"), "{address}");
@@ -397,7 +397,7 @@ fn udp_port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option()
     for (address, server) in &servers {
         // Datagrams of every length, each answered to the client that sent it.
         assert!(is_reached(inner, "udp_client", address, "7001"), "{address}");
-        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        server.wait_for_output(&format!("client {address}\n"));
         // Neither another port of the host, nor a port without a server.
         for port in ["7000", "7002"] {
             assert!(is_unanswered(inner, address, port), "{address} {port}");

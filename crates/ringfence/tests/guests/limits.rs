@@ -48,10 +48,15 @@ fn limits_hold_for_the_processes_of_a_guest_and_are_shown() {
         lab.spawn(&words).finish(MOMENT)
     };
     assert!(eventually(MOMENT, || command(&["ps"]).stdout.contains("/64 MiB")));
-    let rows: serde_json::Value = serde_json::from_str(&command(&["ps", "--json"]).stdout).unwrap();
+    let rows = || -> serde_json::Value {
+        serde_json::from_str(&command(&["ps", "--json"]).stdout).unwrap()
+    };
+    // Init starts the command after the guest is listed.
+    let has_command = || rows()[0]["usage"]["pids"].as_u64().is_some_and(|pids| pids >= 2);
+    assert!(eventually(MOMENT, has_command), "{}", rows());
+    let rows = rows();
     let limits = serde_json::json!({ "memory": 64 << 20, "cpus": 0.5, "pids": 20 });
     assert_eq!(rows[0]["limits"], limits, "{rows}");
-    assert!(rows[0]["usage"]["pids"].as_u64().is_some_and(|pids| pids >= 2), "{rows}");
     assert!(rows[0]["usage"]["memory"].as_u64().is_some_and(|bytes| bytes > 0), "{rows}");
     let status = command(&["status", "web"]).stdout;
     let line = "limits:         memory 64 MiB, 0.5 processors, 20 processes\n";

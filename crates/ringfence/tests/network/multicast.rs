@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::needs::{Need, skip_what_is_not_installed};
 use crate::support::world::{Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World};
-use crate::support::{MOMENT, Running};
+use crate::support::{MOMENT, Running, eventually};
 
 /// Time limit for a complete scenario.
 const LONG: Duration = Duration::from_secs(90);
@@ -233,12 +233,16 @@ fn avahi_finds_services_and_hosts_in_both_directions() {
     let quoted =
         host("guest", "up0", "outside").map(|word| format!("'{}'", word.replace('\'', "'\\''")));
     let guest = world.lone_guest("--multicast mdns", &format!("sh avahi.sh {}", quoted.join(" ")));
+    let wait_for = |running: &Running, text: &str| {
+        let said = eventually(LONG, || running.stdout.text().contains(text));
+        assert!(said, "never said {text:?}: {}", running.stderr.text());
+    };
     for (running, name) in [(&outside, "outside"), (&guest, "guest")] {
-        running.wait_for_output("serves");
+        wait_for(running, "serves");
         std::fs::write(world.file(name), "").unwrap();
     }
     for running in [&outside, &guest] {
-        running.wait_for_output("asked\n");
+        wait_for(running, "asked\n");
     }
     std::fs::write(world.file("stop"), "").unwrap();
     let (outside, guest) = (outside.succeed(LONG), guest.succeed(LONG));

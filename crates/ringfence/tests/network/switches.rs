@@ -34,7 +34,7 @@ try:
 except OSError:
     print('no name')
 try:
-    print(socket.create_connection((sys.argv[1], 7000), 3).recv(5).decode())
+    print(socket.create_connection((sys.argv[1], 7000), 20).recv(5).decode())
 except OSError:
     print('no connection')";
 
@@ -83,13 +83,13 @@ fn first_lines_and_ps_name_the_switch_of_a_guest() {
     for guest in [&first, &second] {
         let pid = guest.pid().as_raw_nonzero();
         let line = format!("guest-{pid} is on switch `private-{pid}`, alone (see --switch)");
-        assert!(guest.stderr.text().contains(&line), "{}", guest.stderr.text());
+        guest.wait_for_error(&line);
         let listed = guests.as_array().unwrap().iter().find(|of| of["pid"] == pid.get()).unwrap();
         assert_eq!(listed["switch"], format!("private-{pid}"));
         assert_eq!(listed["name"], format!("guest-{pid}"));
     }
     let line = "is on switch `lab`, with all guests that name it";
-    assert!(shared.stderr.text().contains(line), "{}", shared.stderr.text());
+    shared.wait_for_error(line);
     // A private switch ends with its guest, and nobody can join it.
     let own = lab.runtime_dir().join(format!("private-{}.sock", first.pid().as_raw_nonzero()));
     assert!(own.exists());

@@ -275,9 +275,9 @@ fn rate_key_applies_at_once() {
         one.send(PEER, MINE, 4);
         let begin = Instant::now();
         two.receives(4);
-        begin.elapsed() >= Duration::from_millis(150)
+        // A busy machine delays frames, too.
+        begin.elapsed() >= Duration::from_millis(150) && lab.counter(&one, "rate_limited") > 0
     });
-    assert!(lab.counter(&one, "rate_limited") > 0);
     lab.toolstack(&one, "rate", "as much as it likes");
     lab.logged("the rate is unusable");
     assert_eq!(lab.vif(&one).rules.get("rate_unusable"), Some(&1));

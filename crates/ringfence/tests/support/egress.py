@@ -43,9 +43,9 @@ class Page(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def counter(address):
+def counter(server):
     """Prints the number of bytes of each connection."""
-    with socket.create_server((address, 9000)) as server:
+    with server:
         while True:
             connection, _ = server.accept()
             total = 0
@@ -58,8 +58,8 @@ def counter(address):
             print("counted", total, flush=True)
 
 
-def greeter(address):
-    with socket.create_server((address, 22)) as server:
+def greeter(server):
+    with server:
         while True:
             connection, _ = server.accept()
             connection.sendall(b"SSH-2.0-server\r\n")
@@ -67,10 +67,9 @@ def greeter(address):
             connection.close()
 
 
-def echo(address):
+def echo(server):
     """Returns datagrams, and prints their lengths."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind((address, 443))
+    with server:
         while True:
             data, client = server.recvfrom(1 << 16)
             print("datagram", len(data), flush=True)
@@ -86,8 +85,11 @@ def serve(*addresses):
         secure.socket = context.wrap_socket(secure.socket, server_side=True, do_handshake_on_connect=False)
         for server in (plain, secure):
             threading.Thread(target=server.serve_forever).start()
-        for target in (counter, greeter, echo):
-            threading.Thread(target=target, args=(address,)).start()
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind((address, 443))
+        streams = [(target, socket.create_server((address, port))) for target, port in ((counter, 9000), (greeter, 22))]
+        for target, server in [*streams, (echo, datagrams)]:
+            threading.Thread(target=target, args=(server,)).start()
     print("listening", flush=True)
 
 

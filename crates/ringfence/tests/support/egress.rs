@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::Running;
 use super::needs::Need;
 use super::world::{FAR_V4, Families, OUTSIDE_V4, World, dnsmasq};
+use super::{Running, eventually};
 
 /// Time limit for a complete guest.
 pub const LONG: Duration = Duration::from_secs(90);
@@ -84,6 +84,11 @@ impl Net {
     /// Returns `true` if the name server received a query for a name.
     pub fn was_asked_for(&self, name: &str) -> bool {
         self.names.stderr.text().contains(name) || self.names.stdout.text().contains(name)
+    }
+
+    /// Waits until the name server has logged a query for a name.
+    pub fn wait_for_question(&self, name: &str) {
+        assert!(eventually(LONG, || self.was_asked_for(name)), "nobody asked for {name}");
     }
 
     pub fn end(self) {
