@@ -103,9 +103,10 @@ fn sandboxed_processes_have_nothing_of_the_environment() {
     // Nobody else may read the environment of a process that is not dumpable.
     require!(Need::Guests, Need::Root);
     let lab = Lab::new();
-    let words =
-        ["env", "SECRET=1", env!("CARGO_BIN_EXE_ringfence"), "run", "-q", "--", "sleep", "60"];
-    let guest = lab.spawn(&words);
+    let run = [env!("CARGO_BIN_EXE_ringfence"), "run", "-q", "--"];
+    let command = ["sh", "-c", "echo up; exec sleep 300"];
+    let guest = lab.spawn(&[&["env", "SECRET=1"][..], &run, &command].concat());
+    guest.wait_for_output("up");
     for role in ["driver", "frontend", "uplink"] {
         let process = guest.inner(role);
         let environ = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap();
@@ -118,8 +119,8 @@ fn sandboxed_processes_have_nothing_of_the_environment() {
 fn driver_domain_holds_no_stream_of_its_first_guest() {
     require!(Need::Guests);
     let lab = Lab::new();
-    let first = lab.script("--name first", "read line < gate || true; echo done");
     make_pipe(&lab, "gate");
+    let first = lab.script("--name first", "read line < gate || true; echo done");
     first.wait_up();
     let second = lab.script("--name second", "echo here; sleep 60");
     second.wait_for_output("here");
@@ -131,8 +132,6 @@ fn driver_domain_holds_no_stream_of_its_first_guest() {
 }
 
 fn make_pipe(lab: &Lab, name: &str) {
-    // A command that opened it too early has created a regular file.
-    let _ = std::fs::remove_file(lab.file(name));
     let status = Command::new("mkfifo").arg(lab.file(name)).status().unwrap();
     assert!(status.success());
 }
@@ -243,8 +242,9 @@ fn orphan_is_reaped_and_ends_with_command() {
     require!(Need::Guests);
     let lab = Lab::new();
     // A process whose parent ends first, twice: one ends early, and one continues.
-    let script = "(sh -c 'sleep 0.1' &); (sleep 1000 &); sleep 0.5; cat /proc/[0-9]*/stat > all; \
-                  echo ready; read line < gate";
+    let script = "(sh -c 'sleep 0.1; touch early' &); (sleep 1000 &); \
+                  is_settled() { cat /proc/[0-9]*/stat > all 2>/dev/null && test $(grep -c '(sleep)' all) = 1 && ! grep -q ') Z ' all; }; \
+                  until test -e early && is_settled; do sleep 0.05; done; echo ready; read line < gate";
     make_pipe(&lab, "gate");
     let running = lab.script("-q", script);
     running.wait_for_output("ready");

@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -120,9 +121,9 @@ fn signals_reach_the_command_of_exec_and_its_client_ends_with_the_guest() {
     rustix::process::kill_process(client.pid(), Signal::KILL).unwrap();
     assert!(eventually(MOMENT, || lab.file("hung-up").exists()));
     client.finish(MOMENT);
-    let client = lab.spawn(&[lab.program(), "exec", "web", "--", "sleep", "1000"]);
-    assert!(eventually(MOMENT, || guest.processes().iter().any(|p| p.is_role("guest-init"))));
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    let script = "echo ready; exec sleep 1000";
+    let client = lab.spawn(&[lab.program(), "exec", "web", "--", "sh", "-c", script]);
+    client.wait_for_output("ready");
     guest.end();
     let finished = client.finish(MOMENT);
     assert_eq!(finished.status, Some(137), "{}", finished.stderr);
@@ -153,6 +154,9 @@ fn logs_have_steps_of_a_quiet_guest_and_the_reason_of_its_end() {
     let lab = Lab::new();
     let guest = lab.run("-q --name web --switch blue", &["sleep", "1000"]);
     assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
+    // The last step of a start.
+    let logged = || command(&lab, &["logs", "web"]).stdout;
+    assert!(eventually(MOMENT, || logged().contains("launcher: the command runs")), "{}", logged());
     let logs = command(&lab, &["logs", "web"]);
     assert_eq!((logs.status, logs.stderr.as_str()), (Some(0), ""));
     for text in ["launcher: switch `blue` is new", "launcher: web is on switch `blue`"] {
@@ -171,8 +175,12 @@ s.send(b'\"Stats\"')
 s.recv(1 << 16)";
     let socket = lab.runtime_dir().join("blue.sock");
     let follower = lab.spawn(&[lab.program(), "logs", "--follow", "-n", "0", "web"]);
-    lab.spawn(&["python3", "-c", attack, socket.to_str().unwrap()]).succeed(MOMENT);
-    follower.wait_for_output("driver domain: ");
+    // Only a report after the follower has connected is shown.
+    let is_reported = || {
+        lab.spawn(&["python3", "-c", attack, socket.to_str().unwrap()]).succeed(MOMENT);
+        eventually(Duration::from_secs(1), || follower.stdout.text().contains("driver domain: "))
+    };
+    assert!(eventually(MOMENT, is_reported), "{}", follower.stdout.text());
     rustix::process::kill_process(guest.inner("frontend").pid, Signal::KILL).unwrap();
     assert_eq!(guest.finish(MOMENT).status, Some(125));
     let followed = follower.finish(MOMENT);
@@ -322,7 +330,8 @@ fn flood_of_connections_keeps_neither_ps_nor_the_guest() {
     let flood = "
 import socket, sys, time
 kept = []
-for _ in range(900):
+# More than the launcher serves, and than wait in its queue.
+while len(kept) < 600:
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.setblocking(False)
     try:
@@ -335,9 +344,12 @@ sys.stdin.read()
 time.sleep(600)";
     let attacker = lab.spawn(&["python3", "-c", flood, socket.to_str().unwrap()]);
     attacker.wait_for_output("full");
-    let finished = command(&lab, &["ps"]);
+    // Until the launcher has accepted those in its queue, a client finds the queue full.
+    let listed = || command(&lab, &["ps"]);
+    let is_refused = || listed().stderr.contains("it serves 320 clients already");
+    assert!(eventually(MOMENT, is_refused), "{}", listed().stderr);
+    let finished = listed();
     assert_eq!((finished.status, finished.stdout.lines().count()), (Some(1), 1));
-    assert!(finished.stderr.contains("it serves 320 clients already"), "{}", finished.stderr);
     rustix::process::kill_process(attacker.pid(), Signal::KILL).unwrap();
     attacker.finish(MOMENT);
     assert!(eventually(MOMENT, || command(&lab, &["ps"]).stdout.contains("web")));
@@ -381,7 +393,9 @@ fn removed_runtime_directory_is_made_anew_with_guest_and_switch() {
     };
     for removes_directory in [true, false] {
         if removes_directory {
-            std::fs::remove_dir_all(lab.runtime_dir()).unwrap();
+            // The launcher may make its socket anew before the directory is empty.
+            let removed = || std::fs::remove_dir_all(lab.runtime_dir()).is_ok();
+            assert!(eventually(MOMENT, removed));
         } else {
             std::fs::remove_file(lab.runtime_dir().join("blue.sock")).unwrap();
             std::fs::remove_file(guest_sockets(&lab).remove(0)).unwrap();
@@ -398,6 +412,13 @@ fn removed_runtime_directory_is_made_anew_with_guest_and_switch() {
     }
     assert_eq!(command(&lab, &["stop", "web"]).status, Some(0));
     web.finish(MOMENT);
+}
+
+/// Returns `true` if a process has a socket, as a client of a launcher has. Its watch over guests is of another kind.
+fn is_connected(process: rustix::process::Pid) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets.any(|target| target.to_string_lossy().starts_with("socket:"))
 }
 
 #[test]
@@ -424,6 +445,7 @@ fn wait_returns_once_guest_runs_and_once_it_listens() {
     assert!(other.stderr.contains("it listens at 8000"), "{}", other.stderr);
     // A guest that ends while somebody waits is not waited for any longer.
     let waiting = lab.spawn(&[lab.program(), "wait", "web", "--for", "port", "8001"]);
+    assert!(eventually(MOMENT, || is_connected(waiting.pid())));
     // By the end of another one, it has found the guest.
     for _ in 0..3 {
         let other = command(&lab, &["wait", "web", "--for", "port", "8001", "--timeout", "0"]);

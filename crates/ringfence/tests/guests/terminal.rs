@@ -417,9 +417,9 @@ fn command_in_a_pipeline_gets_keys_once_it_reads_the_terminal() {
         shell.press("\x03");
         shell.expect("outer> ");
         // Standard input is the terminal, and standard output is not.
-        let script = "read line; echo got-$line; stty size < /dev/tty";
+        let script = "echo up; read line; echo got-$line; stty size < /dev/tty";
         shell.press(&format!("{} sh -c '{script}' | cat\n", run(options)));
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        shell.expect("\r\nup");
         shell.press("again\n");
         shell.expect("got-again");
         shell.expect("outer> ");
@@ -469,7 +469,7 @@ fn command_ends_with_its_terminal_unless_it_ignores_the_hang_up() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
     for (wrapper, survives) in [("", false), ("nohup ", true)] {
-        let script = "touch up; sleep 1; touch survived; sleep 600";
+        let script = "touch up; until [ -e hung-up ]; do sleep 0.1; done; sleep 1; touch survived; sleep 600";
         let line = format!("{wrapper}{} sh -c '{script}'", run("--name hung"));
         let mut screen = Screen::start(&lab, &["sh", "-c", &format!("{line}; true")]);
         assert!(eventually(MOMENT, || lab.file("up").exists()));
@@ -483,6 +483,7 @@ fn command_ends_with_its_terminal_unless_it_ignores_the_hang_up() {
         // The last descriptor of the keyboard's end hangs up the terminal.
         screen.hang_up();
         if survives {
+            std::fs::write(lab.file("hung-up"), "").unwrap();
             assert!(eventually(MOMENT, || lab.file("survived").exists()));
             let stopped = lab.spawn(&[RINGFENCE, "stop", "hung"]).finish(MOMENT);
             assert_eq!(stopped.status, Some(0), "{}", stopped.stderr);
@@ -541,9 +542,9 @@ fn exec_gives_a_terminal_for_each_stream_that_is_one() {
     assert!(eventually(MOMENT, listed));
     let mut shell = shell(&lab);
     let exec = format!("{} exec web --", lab.program());
-    let script = "read line; echo got-$line; test -t 1 || echo a-pipe";
+    let script = "echo up; read line; echo got-$line; test -t 1 || echo a-pipe";
     shell.press(&format!("{exec} sh -c '{script}' | cat\n"));
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    shell.expect("\r\nup");
     shell.press("typed\n");
     shell.expect("got-typed");
     shell.expect("a-pipe");
