@@ -199,7 +199,7 @@ fn killed_server_fails_requests_within_timeout() {
     let lab = Lab::new();
     let (image, socket) = (image_file(&lab, 8), lab.file("socket"));
     let server = nbdkit(&socket, &image, &[]);
-    let address = format!("nbd+unix:///?socket={},timeout=2,connect=1", socket.display());
+    let address = format!("nbd+unix:///?socket={},timeout=4,connect=2", socket.display());
     let (_guest, disk) = served_within(&lab, &address, NEVER);
     let mut driver = Driver::new(disk.queue(4).unwrap());
     driver.write(0, &[6; 65536]).unwrap();

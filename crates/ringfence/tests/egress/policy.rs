@@ -182,9 +182,9 @@ fn other_resolvers_and_private_addresses_are_refused_at_once() {
          python3 egress.py datagram {FAR_V4} 53; python3 egress.py datagram {FAR_V4} 443; \
          python3 egress.py send 169.254.169.254 80 x; python3 egress.py send ::ffff:{OTHER_V4} 80 x; \
          for name in rebind.test metadata.test tunnel.example $(printf 'x%.0s' $(seq 60)).tunnel.example; do \
-           dig +tries=1 +time=5 $name | grep -o 'status: [A-Z]*'; done; \
-         dig +tries=1 +time=5 +short alias.test; \
-         dig +tries=1 +time=5 a.test HTTPS | grep -o 'status: [A-Z]*, \\|ANSWER: 0'; "
+           dig +tries=1 +time=20 $name | grep -o 'status: [A-Z]*'; done; \
+         dig +tries=1 +time=20 +short alias.test; \
+         dig +tries=1 +time=20 a.test HTTPS | grep -o 'status: [A-Z]*, \\|ANSWER: 0'; "
     );
     let output = net.guest("--allow *.test", &script);
     let lines: Vec<&str> = output.lines().collect();
@@ -231,7 +231,7 @@ fn published_port_is_not_affected_by_a_policy() {
         "--allow a.test:443 -p 8080:8080",
         "exec python3 egress.py serve 0.0.0.0 & python3 -m http.server 8080 >/dev/null 2>&1",
     );
-    let fetch = "for i in $(seq 100); do curl -sS --max-time 5 -o got http://192.0.2.2:8080/ && exit 0; sleep 0.1; done; exit 1";
+    let fetch = "for i in $(seq 400); do curl -sS --max-time 5 -o got http://192.0.2.2:8080/ && exit 0; sleep 0.1; done; exit 1";
     net.world.outside(&["sh", "-c", fetch]).succeed(LONG);
     drop(guest.end());
     net.end();

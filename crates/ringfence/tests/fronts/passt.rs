@@ -140,7 +140,7 @@ fn machine_that_shares_more_than_a_pool_is_refused_with_the_options_to_use() {
         machine(&world, attach, "true").finish(LONG);
         let refused = "vhost-user: 1 clients were disconnected";
         assert!(eventually(MOMENT, || status(&world).contains(refused)), "{}", status(&world));
-        let log = world.lab.read("log");
+        let log = || world.lab.read("log");
         for word in ["hands over 16 MiB", "-device ivshmem-plain", "iommu_platform=on"] {
             assert!(eventually(MOMENT, || log().contains(word)), "{rule} {attach}: {}", log());
         }
@@ -198,7 +198,7 @@ fn program_on_vfkit_socket_ends_with_its_machine_and_serves_nobody_else() {
     // The ping tells the uplink the machine's Ethernet address.
     let script = format!(
         "{CONFIGURE_V4}
-         ping -c 1 -W 5 {OUTSIDE_V4} >/dev/null; echo configured
+         ping -c 1 -W 20 {OUTSIDE_V4} >/dev/null; echo configured
          until [ -e asked ]; do sleep 0.05; done"
     );
     let machine = machine(&world, "vfkit:vm.socket", &script);
@@ -236,7 +236,7 @@ fn exchange(transport: &str, attach: &str) {
     let background = Background::start(&world, "pid", &options);
     let script = format!(
         "{CONFIGURE}
-         ping -c 1 -W 5 {FAR_V4} >/dev/null; ping -6 -c 1 -W 5 {FAR_V6} >/dev/null && echo pinged
+         ping -c 1 -W 20 {FAR_V4} >/dev/null; ping -6 -c 1 -W 20 {FAR_V6} >/dev/null && echo pinged
          python3 peer.py tcp_client {FAR_V4} 7000
          python3 peer.py tcp_client {FAR_V6} 7000
          python3 peer.py udp_client {OUTSIDE_V4} 53

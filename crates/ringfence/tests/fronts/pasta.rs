@@ -49,7 +49,7 @@ const MAKE_NAMESPACE: &str = "
 /// Deletes the namespace's file, as Podman does, and waits for the end of the process in the background.
 const REMOVE_NAMESPACE: &str = "
     umount -l netns; rm netns
-    for i in $(seq 200); do grep -q '^State:.[ZX]' /proc/$(cat pid)/status 2>/dev/null ||
+    for i in $(seq 400); do grep -q '^State:.[ZX]' /proc/$(cat pid)/status 2>/dev/null ||
         [ ! -e /proc/$(cat pid) ] || { sleep 0.05; continue; }; echo gone; break; done
 ";
 
@@ -145,7 +145,7 @@ fn command_gets_the_hosts_network_and_returns_its_status() {
     let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
     let script = format!(
         "ip -o address show dev wan0; python3 peer.py tcp_client {FAR_V4} 7000; \
-         python3 peer.py tcp_client {FAR_V6} 7000; ping -c 1 -W 5 {FAR_V4}; \
+         python3 peer.py tcp_client {FAR_V6} 7000; ping -c 1 -W 20 {FAR_V4}; \
          echo process $$ user $(id -u); exit 7"
     );
     let command = world.host(&["./pasta", "--config-net", "--", "sh", "-c", &script]);
@@ -351,7 +351,7 @@ fn connections_have_the_source_address_and_interface_of_the_options() {
         [world.server("tcp_server", FAR_V4, 7000), world.server("udp_server", FAR_V4, 7001)];
     let script = format!(
         "ip -o -4 address show scope global; python3 peer.py tcp_client {FAR_V4} 7000; \
-         python3 peer.py udp_client {FAR_V4} 7001; ping -c 1 -W 5 {FAR_V4} >/dev/null && echo pinged"
+         python3 peer.py udp_client {FAR_V4} 7001; ping -c 1 -W 20 {FAR_V4} >/dev/null && echo pinged"
     );
     // The second interface has no route to the servers, so the host's main table would not choose it.
     let route = "ip route add default via 203.0.113.1 dev wan1 metric 1000";

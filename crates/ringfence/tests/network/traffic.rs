@@ -426,7 +426,7 @@ fn guest_name_resolves_to_both_families() {
          done; \
          curl -4 -sSf http://web:8000/hello; curl -6 -sSf http://web:8000/hello; \
          getent ahostsv4 web; getent ahostsv6 web; \
-         ping -4 -c1 -W5 web; ping -6 -c1 -W5 web; \
+         ping -4 -c1 -W20 web; ping -6 -c1 -W20 web; \
          ! getent hosts nobody.s",
     );
     let said = client.succeed(Duration::from_secs(40));
@@ -442,14 +442,14 @@ fn ping_of_any_length_is_answered() {
     for mtu in [1500, 65520] {
         let lab = Lab::new();
         let options = format!("--switch s --mtu {mtu}");
-        let target = lab.run(&format!("{options} --name a"), &["sleep", "60"]);
+        let target = lab.run(&format!("{options} --name a"), &["sleep", "300"]);
         target.wait_up();
         // One at a time, because `ping` waits for a second answer no longer than for the first. The lengths are around one
         // packet, around the capacity of a ring slot, and the maximum, which is fragmented with a small MTU.
         let client = lab.script(
             &options,
             "for size in 56 1391 1472 1473 4000 4096 8100 9000 17000 32768 65000; do \
-               ping -4 -c 1 -W 5 -s $size a; ping -6 -c 1 -W 5 -s $size a; \
+               ping -4 -c 1 -W 20 -s $size a; ping -6 -c 1 -W 20 -s $size a; \
              done",
         );
         let said = client.succeed(Duration::from_secs(60));
@@ -513,14 +513,16 @@ fn three_guests_transfer_at_once() {
 fn guests_of_different_switches_cannot_reach_each_other() {
     require!(Need::Guests, PING);
     let lab = Lab::new();
-    let target = lab
-        .run("--switch blue --name a --address 10.9.0.1/24 --address fd09::1/64", &["sleep", "60"]);
+    let target = lab.run(
+        "--switch blue --name a --address 10.9.0.1/24 --address fd09::1/64",
+        &["sleep", "300"],
+    );
     target.wait_up();
     let from = |switch: &str, script: &str| {
         let options = format!("--switch {switch} --address 10.9.0.2/24 --address fd09::2/64");
         lab.script(&options, script).finish(MOMENT)
     };
-    let ping = "ping -c2 -i0.1 -W1 10.9.0.1 && ping -c2 -i0.1 -W1 fd09::1";
+    let ping = "ping -c2 -i0.1 -W20 10.9.0.1 && ping -c2 -i0.1 -W20 fd09::1";
     let here = from("blue", ping);
     assert_eq!(here.status, Some(0), "{here:?}");
     for script in ["ping -c2 -i0.1 -W1 10.9.0.1", "ping -c2 -i0.1 -W1 fd09::1"] {
@@ -537,7 +539,7 @@ fn guests_of_different_switches_cannot_reach_each_other() {
 fn address_or_name_in_use_is_refused() {
     require!(Need::Guests);
     let lab = Lab::new();
-    let first = lab.run("--switch s --name a --address 10.9.0.1/24", &["sleep", "60"]);
+    let first = lab.run("--switch s --name a --address 10.9.0.1/24", &["sleep", "300"]);
     first.wait_up();
     let refused = |options: &str| {
         let finished = lab.run(&format!("--switch s {options}"), &["true"]).finish(MOMENT);
@@ -578,16 +580,16 @@ fn host_tap_connects_host_to_switch() {
          sed -n 's/.*: rf0 (\\([0-9.]*\\).*/\\1/p' web.err > leg\n\
          sed -n 's/.*eth0: \\([0-9.]*\\).*/\\1/p' web.err > guest\n\
          until curl -sf http://$(cat guest):8000/hello; do sleep 0.1; done\n\
-         ping -c1 -W5 -s 1400 $(cat guest)\n\
+         ping -c1 -W20 -s 1400 $(cat guest)\n\
          python3 -m http.server --bind $(cat leg) 9000 2>host.log & host=$!\n\
          {program} run -q --switch s -- curl -sSf --retry 10 --retry-connrefused \
            http://$(cat leg):9000/hello\n\
-         {program} run -q --switch s -- ping -c1 -W5 -s 20000 $(cat leg)\n\
+         {program} run -q --switch s -- ping -c1 -W20 -s 20000 $(cat leg)\n\
          if {program} run --switch s --host-tap rf1 -- true; then exit 9; fi\n\
          kill $host; kill $web; wait $web || true\n\
+         for i in $(seq 400); do ip link show rf0 2>/dev/null || break; sleep 0.05; done\n\
          ! ip link show rf0 2>/dev/null\n"
     );
-         for i in $(seq 400); do ip link show rf0 2>/dev/null || break; sleep 0.05; done\n\
     let outer = lab.spawn(&["unshare", "--net", "sh", "-ec", &host]);
     let finished = outer.finish(Duration::from_secs(60));
     let web = lab.read("web.err");

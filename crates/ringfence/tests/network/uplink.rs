@@ -102,7 +102,7 @@ fn echo_request_is_answered() {
     let world = world!(Families::Both);
     let script: String = [OUTSIDE_V4, FAR_V4, OUTSIDE_V6, FAR_V6]
         .iter()
-        .flat_map(|ip| [0, 56, 1400, 9000].map(|size| format!("ping -c 1 -W 5 -s {size} {ip}; ")))
+        .flat_map(|ip| [0, 56, 1400, 9000].map(|size| format!("ping -c 1 -W 20 -s {size} {ip}; ")))
         .collect();
     for options in ["", "--mtu 1500"] {
         let output = world.lone_guest(options, &script).succeed(LONG);
@@ -123,7 +123,7 @@ fn flows_use_several_queues() {
         "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
          until [ -e start ]; do sleep 0.05; done; \
          for i in $(seq 4); do python3 peer.py udp_client {FAR_V4} 7001; done; \
-         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -W 5 -s 4000 $ip; \
+         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -W 20 -s 4000 $ip; \
            for i in $(seq 4); do python3 peer.py tcp_client $ip 7000; done; done; \
          until [ -e stop ]; do sleep 0.05; done"
     );
@@ -374,7 +374,7 @@ fn echo_reply_keeps_its_hop_limit() {
     require!(PING);
     let world = world!(Families::V4);
     world.outside(&["sysctl", "-qw", "net.ipv4.ip_default_ttl=77"]).succeed(MOMENT);
-    let output = world.lone_guest("", &format!("ping -c 1 -W 5 {FAR_V4}")).succeed(LONG);
+    let output = world.lone_guest("", &format!("ping -c 1 -W 20 {FAR_V4}")).succeed(LONG);
     assert!(output.contains("ttl=77 "), "{output}");
 }
 
@@ -568,7 +568,7 @@ fn guest_reaches_switch_and_host_network() {
     let first = world.guest("--uplink host --name first", script);
     first.wait_for_error("is on the host's network");
     let script =
-        format!("ping -c 1 -W 5 first; python3 peer.py tcp_client {FAR_V4} 7000; touch stop");
+        format!("ping -c 1 -W 20 first; python3 peer.py tcp_client {FAR_V4} 7000; touch stop");
     let output = world.guest("--uplink host", &script).succeed(LONG);
     assert!(output.contains("equal"), "{output}");
     first.succeed(MOMENT);

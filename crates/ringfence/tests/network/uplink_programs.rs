@@ -204,7 +204,7 @@ fn iperf3_runs_in_both_directions() {
             "for options in '' -R '-P 4' '-P 4 -R' --bidir '-u -b 20M -l 1200' '-u -b 20M -l 1200 -R'; do \
                for i in $(seq 50); do iperf3 -c {address} -p {port} -t 1 $options > log 2>&1 && continue 2; \
                  grep -qE 'busy|unable to connect' log || break; sleep 0.2; done; cat log; exit 1; done; \
-               ping -c 1 -W 5 {address}"
+               ping -c 1 -W 20 {address}"
         );
         world.lone_guest("", &script).succeed(LONG);
         server.end();

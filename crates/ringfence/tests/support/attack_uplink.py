@@ -115,12 +115,12 @@ def tries(*addresses):
     for address in addresses:
         reached = []
         try:
-            socket.create_connection((address, 7000), 3).close()
+            socket.create_connection((address, 7000), 20).close()
             reached.append("tcp")
         except OSError:
             pass
         client = socket.socket(family(address), socket.SOCK_DGRAM)
-        client.settimeout(0.5)
+        client.settimeout(2)
         for _ in range(4):
             try:
                 client.connect((address, 7001))

@@ -42,12 +42,12 @@ pub fn socket_of(lab: &Lab, guest: &Running) -> PathBuf {
     find().expect("the disk's socket is gone again")
 }
 
-/// Starts a guest that does nothing, and opens its disk. A request fails after three seconds.
+/// Starts a guest that does nothing, and opens its disk. A request fails after [`MOMENT`].
 pub fn served(lab: &Lab, disk: &str) -> (Running, NbdDisk) {
-    served_within(lab, disk, Duration::from_secs(3))
+    served_within(lab, disk, MOMENT)
 }
 
-/// Starts a guest as [`served`] does, with another time limit for requests. A flush may take seconds.
+/// Starts a guest as [`served`] does, with another time limit for requests.
 pub fn served_within(lab: &Lab, disk: &str, give_up: Duration) -> (Running, NbdDisk) {
     let guest = lab.run(&format!("--disk {disk}"), &["sleep", "300"]);
     guest.wait_up();

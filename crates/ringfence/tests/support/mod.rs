@@ -32,8 +32,8 @@ use processes::{Process, descendants};
 
 /// Limit for a step that takes a moment on an idle machine.
 pub const MOMENT: Duration = Duration::from_secs(20);
-/// Limit for the disappearance of processes and files.
-pub const GONE_WITHIN: Duration = Duration::from_secs(2);
+/// Limit for the disappearance of processes and files. It takes tens of milliseconds on an idle machine.
+pub const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Program that starts a command whose standard error is a pipe that is full, and waits until a file of a pattern exists.
 /// Arguments: the pattern, then the command.

@@ -1,11 +1,13 @@
 """The two ends of what tests send: peer.py MODE ADDRESS PORT."""
 import errno
+import fcntl
 import hashlib
 import os
 import select
 import socket
 import struct
 import sys
+import termios
 import threading
 import time
 
@@ -245,6 +247,9 @@ def tcp_marks_client(address, port):
     for dscp in (10, 46, 0):
         client.setsockopt(level, option, dscp << 2)
         client.sendall(b"x" * 100)
+        # The next segment begins after the uplink has acknowledged this one.
+        while struct.unpack("i", fcntl.ioctl(client, termios.TIOCOUTQ, bytes(4)))[0]:
+            time.sleep(0.05)
         time.sleep(0.3)
     client.close()
 
@@ -258,7 +263,8 @@ def path_mtu(address, port):
         # IP_PMTUDISC_DO, IP_PMTUDISC_PROBE
         client.setsockopt(level, option, mode)
         client.connect((address, port))
-        client.settimeout(0.3)
+        # The kernel reports a datagram that is too long at once; a busy machine delays an answer.
+        client.settimeout(2)
 
         def is_answered(length):
             for _ in range(3):
@@ -353,7 +359,8 @@ def udp_identity(addresses, port):
     known, strangers = set(), 0
     client = socket.socket(family(addresses), socket.SOCK_DGRAM)
     client.bind(("", 41641))
-    client.settimeout(2)
+    # An answer that comes after the next question would count for another address.
+    client.settimeout(10)
     for address in addresses.split(",") * 2:
         for _ in range(10):
             client.sendto(b"x", (address, port))
