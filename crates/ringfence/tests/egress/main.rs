@@ -6,6 +6,7 @@ mod asking;
 mod asking_clients;
 mod attacks;
 mod clients;
+mod front_questions;
 mod fronts;
 mod policy;
 mod refusals;
