@@ -8,6 +8,7 @@ mod attacks;
 mod clients;
 mod front_questions;
 mod fronts;
+mod limits;
 mod policy;
 mod refusals;
 #[path = "../support/mod.rs"]
