@@ -10,6 +10,7 @@ mod front_questions;
 mod fronts;
 mod limits;
 mod policy;
+mod presets;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;
