@@ -3,7 +3,7 @@
 //! Every option is of one of three kinds. Implemented ones are fields of [`PastaArgs`]. Those that have nothing to
 //! do here, because Ringfence behaves so in any case, are `WITHOUT_EFFECT`. The rest is refused with a reason
 //! (`REFUSED`). An option of none of these is unknown.
-//! The options about egress are Ringfence's own, as `run` has them ([`EgressArgs`]).
+//! The options about egress are Ringfence's own, as `run` has them ([`EgressArgs`], [`AskArgs`]).
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -15,6 +15,7 @@ use ringfence_uplink::udp::multicast::service::Service;
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
 use crate::forward_spec::PastaForwardSpec;
 use ringfence_hostnet::interface::parse_interface;
+use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::local::LocalPrefix;
 
@@ -272,6 +273,10 @@ pub struct PastaArgs {
     #[command(flatten)]
     pub egress: EgressArgs,
 
+    /// Party that answers questions about the rest.
+    #[command(flatten)]
+    pub ask: AskArgs,
+
     /// Stay in the foreground
     #[arg(short, long)]
     pub foreground: bool,
@@ -323,6 +328,13 @@ pub struct PastaArgs {
     /// PID of a process whose namespaces are connected, or a command and its arguments
     #[arg(value_name = "PID|COMMAND", trailing_var_arg = true)]
     pub command: Vec<OsString>,
+}
+
+impl PastaArgs {
+    /// Returns `true` if an egress policy reads the queries of the namespace.
+    pub(crate) fn has_policy(&self) -> bool {
+        self.egress.are_given() || self.ask.ask.is_some()
+    }
 }
 
 /// Given options that are not implemented: their long names.

@@ -21,7 +21,7 @@
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket; [`session_status`]: their state.
-//! * [`live_policy`]: clients of the egress policy.
+//! * [`live_policy`]: clients of the egress policy; `questions`: its questions.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
 //! * `api`: the socket by which clients change ports; [`pesto`]: such a client.
 //! * `messages`: standard error, log file, system log.
@@ -52,6 +52,7 @@ pub mod passt;
 pub mod passt_args;
 pub mod pesto;
 pub mod program;
+mod questions;
 mod session;
 mod session_files;
 pub mod session_status;

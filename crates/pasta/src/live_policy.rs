@@ -21,9 +21,7 @@ use ringfence_hostnet::guest_sockets::{GuestSocket, ListenerKind};
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
-use ringfence_sys::socket::{
-    peer_has_all_user_ids, peer_is_in_own_pid_namespace, peer_is_in_own_user_namespace, peer_user,
-};
+use ringfence_sys::socket::{peer_is_in_no_container, peer_user};
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::egress::live::{
     ClientId, PolicyClients, PolicyReply, PolicyRequest, describe,
@@ -159,13 +157,7 @@ impl LivePolicy {
     fn admit(&mut self, socket: OwnedFd) {
         // The mode of the directory may have been changed.
         let is_own = peer_user(&socket).is_ok_and(|user| user == self.user);
-        let is_outside =
-            || peer_is_in_own_user_namespace(&socket) || peer_has_all_user_ids(&socket);
-        if is_own
-            && self.list.len() < CLIENTS_MAX
-            && peer_is_in_own_pid_namespace(&socket)
-            && is_outside()
-        {
+        if is_own && self.list.len() < CLIENTS_MAX && peer_is_in_no_container(&socket) {
             self.list.push((self.next, Channel::from_fd(socket)));
             self.next += 1;
         }

@@ -80,7 +80,7 @@ impl NameServerWishes {
         if !host.is_empty() && forward.is_empty() {
             bail!("--dns-host names the end of --dns-forward, and there is none");
         }
-        let (offers, reads) = (args.dhcp_dns, args.egress.are_given());
+        let (offers, reads) = (args.dhcp_dns, args.has_policy());
         Ok(NameServerWishes { given, without, forward, host, offers, reads })
     }
 

@@ -37,6 +37,7 @@ use super::messages::Messages;
 use super::namespace::{NamespaceInterface, Order, Report};
 use super::namespace_process::NamespaceProcess;
 use super::network::{self, PlannedNetwork};
+use super::questions::{self, Questions};
 use super::session_files::{Files, write_pid};
 use super::session_status::StatusServer;
 use super::target::{Existing, Target, Watch};
@@ -78,6 +79,7 @@ pub(crate) struct Session {
     egress: GuestEgress,
     /// Clients of the egress policy, if there is one.
     live_policy: Option<LivePolicy>,
+    questions: Questions,
     /// Watch over the host's name servers. `None` if the system permits none.
     name_servers: Option<FileWatch>,
 }
@@ -90,7 +92,7 @@ impl Session {
         let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
         report_options_without_effect(args, &mut messages);
         let to_host = forwards_to_host::ports(args)?;
-        let egress = open_egress(args, target)?;
+        let (egress, questions) = questions::open(args, target)?;
         // Inherited descriptors are not for Ringfence's own processes.
         namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
         let mut network = PlannedNetwork::new(args)?;
@@ -123,12 +125,9 @@ impl Session {
         let fds = std::iter::once(entry.socket).chain(files.capture).collect();
         let listeners = network.joined(listeners.sockets);
         let uplink = start_uplink(&config, fds, listeners, &egress, &mut messages)?;
-        let namespace_process = match &entry.process {
-            Some((_, channel)) if relayed => {
-                Some(start_namespace_process(entry.existing.as_ref(), channel, uplink.channel())?)
-            }
-            _ => None,
-        };
+        let channel = entry.process.as_ref().filter(|_| relayed).map(|(_, channel)| channel);
+        let start = |of| start_namespace_process(entry.existing.as_ref(), of, uplink.channel());
+        let namespace_process = channel.map(start).transpose()?;
         let live_policy = LivePolicy::start(target, &egress, &mut messages);
         announce(&network, entry.file.as_ref(), &mut messages);
         write_pid(files.pid)?;
@@ -151,6 +150,7 @@ impl Session {
             network,
             egress,
             live_policy,
+            questions,
             name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
     }
@@ -228,6 +228,7 @@ impl Session {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
+            self.questions.serve(self.uplink.channel(), &mut self.messages);
             self.status.serve(Some(self.uplink.channel()));
             if let Some(live) = &mut self.live_policy {
                 live.serve(&mut self.egress, self.uplink.channel());
@@ -304,6 +305,7 @@ impl Session {
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let channel = self.uplink.channel();
         let message = self.egress.take(|| self.ports.try_receive(channel));
+        let message = self.questions.take(message);
         if self.egress.has_reports() {
             self.report_denials();
         }
@@ -356,7 +358,8 @@ impl Session {
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
         fds.extend(self.status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let live_policy = self.live_policy.iter().flat_map(LivePolicy::fds);
-        fds.extend(live_policy.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let asked = live_policy.chain(self.questions.fds());
+        fds.extend(asked.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
         fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
@@ -378,7 +381,8 @@ impl Session {
         let auto = self.auto.as_ref().map(Auto::deadline);
         let rejoins = memberships.and_then(Memberships::deadline);
         let status = self.status.deadline();
-        let deadline = [check, server, auto, rejoins, status].into_iter().flatten().min();
+        let asked = self.questions.deadline();
+        let deadline = [check, server, auto, rejoins, status, asked].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }
@@ -521,12 +525,6 @@ fn receive_tap(
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),
         other => bail!("the process in the namespace reported {other:?} in place of its start"),
     }
-}
-
-/// Opens the files of egress records, and lists denials.
-fn open_egress(args: &PastaArgs, target: &Target) -> anyhow::Result<GuestEgress> {
-    let policy = args.egress.source()?;
-    Ok(GuestEgress::open(policy, &args.egress, target.record_name())?.with_denials())
 }
 
 /// Reports what is ready: the network, and the socket of a virtual machine.

@@ -142,7 +142,7 @@ fn translate(args: &SlirpArgs) -> anyhow::Result<(super::args::PastaArgs, Target
         NetnsType::Pid => bail!("`{}` is not a process id", target.display()),
     }
     let mut pasta = super::parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
-    pasta.egress = args.egress.clone();
+    (pasta.egress, pasta.ask) = (args.egress.clone(), args.ask.clone());
     let target = check(&pasta)?;
     Ok((pasta, target))
 }
@@ -188,7 +188,9 @@ mod tests {
         );
         assert_eq!(egress.policy, [std::path::PathBuf::from("p.toml")]);
         assert!(egress.strict_sni && egress.egress_log.is_some());
-        assert!(!read("17 tap0").unwrap().0.egress.are_given());
+        assert!(!read("17 tap0").unwrap().0.has_policy());
+        let (pasta, _) = read("--ask socket:ask --ask-within 7 17 tap0").unwrap();
+        assert!(pasta.has_policy() && pasta.ask.ask_within == 7);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use super::values::MacArg;
 use ringfence_base::address::IpPrefix;
+use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 
 /// IPv4 network of the namespace: its base address and the length of its prefix.
@@ -124,6 +125,10 @@ pub struct SlirpArgs {
     /// Rules for names and addresses that the namespace may reach.
     #[command(flatten)]
     pub egress: EgressArgs,
+
+    /// Party that answers questions about the rest.
+    #[command(flatten)]
+    pub ask: AskArgs,
 
     /// Not supported, unless it is `netns`
     #[arg(long, value_name = "TYPE", hide = true, default_value = "netns")]

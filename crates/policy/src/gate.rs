@@ -423,6 +423,22 @@ impl Gate {
         refused.unwrap_or_else(|| deny(Cause::NoPin))
     }
 
+    /// Iterates over decisions that allow a connection by the rules for the names of its address, whose first bytes show the right
+    /// one.
+    pub fn by_names(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        now: Duration,
+    ) -> impl Iterator<Item = Decision> {
+        let inspection = Inspection::AllowedNames;
+        self.pins.names(to.ip(), now).filter_map(move |name| {
+            let verdict = self.policy.name(name, to.port(), protocol);
+            let name = Some(name.clone());
+            verdict.is_allowed().then_some(Decision { verdict, name, inspection })
+        })
+    }
+
     /// Returns the verdict on a connection to a name, by a rule or an approval. Without a time, approvals that are over count, too.
     fn name(
         &self,

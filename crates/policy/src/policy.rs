@@ -13,7 +13,9 @@ use ringfence_base::address::IpPrefix;
 
 use crate::name::HostName;
 use crate::ranges::is_special;
-use crate::rule::{Action, Protocol, Rule, RuleError, Target};
+use crate::rule::{
+    Action, LimitKind, Limits, Protocol, Rule, RuleError, RuleFault, Target, destination,
+};
 
 /// Maximum number of rules of a policy.
 pub const RULES_MAX: usize = 20_000;
@@ -113,6 +115,8 @@ pub enum Cause {
     Why,
     /// No rule covers the destination, and the question about it has this result.
     Asked(AskResult),
+    /// The guest has used up what this rule allows.
+    Limit(usize, LimitKind),
 }
 
 /// Results of a question about a destination that no rule covers ([`crate::approvals`]).
@@ -171,6 +175,18 @@ pub struct Policy {
     echo: Vec<usize>,
     /// Set if a rule denies a name. Every connection asks for it.
     denies_names: bool,
+    /// Set if a rule has limits.
+    has_limits: bool,
+}
+
+/// Parses a rule, whose limits must suit its action.
+fn parse(source: &RuleSource) -> Result<Rule, RuleError> {
+    let rule: Rule = source.text.parse()?;
+    if source.action == Action::Deny && !rule.limits.are_none() {
+        let at = destination(&source.text).len() + 1;
+        return Err(RuleError { at, fault: RuleFault::LimitOfDenial });
+    }
+    Ok(rule)
 }
 
 impl Policy {
@@ -194,9 +210,10 @@ impl Policy {
             lengths: [Vec::new(), Vec::new()],
             echo: Vec::new(),
             denies_names: false,
+            has_limits: false,
         };
         for source in source.rules {
-            match source.text.parse::<Rule>() {
+            match parse(&source) {
                 Ok(rule) => policy.add(rule, source),
                 Err(error) => {
                     return Err(PolicyError::Rule { rule: Box::new(source), error });
@@ -208,6 +225,7 @@ impl Policy {
 
     fn add(&mut self, rule: Rule, source: RuleSource) {
         let index = self.entries.len();
+        self.has_limits |= !rule.limits.are_none();
         self.denies_names |= rule.is_for_names() && source.action == Action::Deny;
         let list = match &rule.target {
             Target::Name(name) => self.exact.entry(name.clone()).or_default(),
@@ -246,6 +264,42 @@ impl Policy {
     pub fn names_protocol(&self, cause: Cause) -> bool {
         let Cause::Rule(index) = cause else { return false };
         self.entries.get(index).is_some_and(|entry| entry.rule.protocol.is_some())
+    }
+
+    /// Returns `true` if a rule has limits.
+    pub fn has_limits(&self) -> bool {
+        self.has_limits
+    }
+
+    /// Returns the limits of a rule.
+    pub fn limits(&self, index: usize) -> Limits {
+        self.entries.get(index).map(|entry| entry.rule.limits).unwrap_or_default()
+    }
+
+    /// Returns the rules with limits that cover a flow which was allowed for this cause: those for names if a rule for names has
+    /// allowed it, else those for addresses. Limits of all of them apply, in any order.
+    pub fn limited(
+        &self,
+        cause: Cause,
+        name: Option<&HostName>,
+        to: SocketAddr,
+        protocol: Protocol,
+    ) -> Vec<usize> {
+        let Cause::Rule(index) = cause else { return Vec::new() };
+        let Some(entry) = self.entries.get(index).filter(|_| self.has_limits) else {
+            return Vec::new();
+        };
+        let applies = |index: &usize| {
+            self.entries.get(*index).is_some_and(|entry| {
+                entry.source.action == Action::Allow
+                    && !entry.rule.limits.are_none()
+                    && entry.rule.covers(to.port(), protocol)
+            })
+        };
+        match name.filter(|_| entry.rule.is_for_names()) {
+            Some(name) => self.of_name(name).filter(applies).collect(),
+            None => self.of_address(to.ip()).filter(applies).collect(),
+        }
     }
 
     /// Returns the number of rules.
@@ -414,6 +468,9 @@ impl Policy {
                 let action = if source.action == Action::Allow { "allow" } else { "deny" };
                 return format!("{action} {} ({})", source.text, source.origin);
             }
+            Cause::Limit(index, kind) => {
+                return format!("limit on {kind} of {}", self.describe(Cause::Rule(index)));
+            }
             Cause::NoRule => "no rule",
             Cause::NoPin => "no current answer for an allowed name has this address",
             Cause::Special => "private address, which only a rule for addresses opens",
@@ -442,6 +499,9 @@ impl Policy {
                 Some(source) => format!("deny {}", source.text),
                 None => self.describe(cause),
             },
+            Cause::Limit(index, kind) => {
+                format!("limit on {kind} of {}", self.describe_to_guest(Cause::Rule(index)))
+            }
             _ => self.describe(cause),
         }
     }

@@ -1,9 +1,10 @@
 //! Rules: their grammar, and errors that point at a character.
 //!
 //! ```text
-//! rule    = "icmp" | target [":" ports] ["/" ("tcp" | "udp")]
+//! rule    = "icmp" | target [":" ports] ["/" ("tcp" | "udp")] *(" " limit)
 //! target  = NAME | "*." NAME | "." NAME | IPV4 ["/" LEN] | IPV6 ["/" LEN] | "[" IPV6 "]" ["/" LEN]
 //! ports   = "*" | port *("," port)        port = NUMBER ["-" NUMBER]
+//! limit   = "bytes=" NUMBER ["K" | "M" | "G" | "T"] | "connections=" NUMBER | "at-once=" NUMBER
 //! ```
 //!
 //! An IPv6 address without brackets has no ports. One whose last group could be a port is an error: `::1:80`.
@@ -88,13 +89,50 @@ impl Ports {
     }
 }
 
-/// One rule: destination, ports and protocol.
+/// Kinds of limits of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LimitKind {
+    Bytes,
+    Connections,
+    AtOnce,
+}
+
+impl fmt::Display for LimitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LimitKind::Bytes => "bytes",
+            LimitKind::Connections => "connections",
+            LimitKind::AtOnce => "connections at once",
+        })
+    }
+}
+
+/// Limits of one guest's use of a rule that allows something. TCP connections and UDP associations count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Maximum of payload bytes in both directions.
+    pub bytes: Option<u64>,
+    /// Maximum number of connections while the guest runs.
+    pub connections: Option<u32>,
+    /// Maximum number of connections that are open.
+    pub at_once: Option<u32>,
+}
+
+impl Limits {
+    /// Returns `true` if there is none.
+    pub fn are_none(&self) -> bool {
+        *self == Limits::default()
+    }
+}
+
+/// One rule: destination, ports, protocol and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     pub target: Target,
     pub ports: Ports,
     /// Protocol; TCP and UDP if absent.
     pub protocol: Option<Protocol>,
+    pub limits: Limits,
 }
 
 /// Rules of the grammar that a text breaks.
@@ -132,8 +170,20 @@ pub enum RuleFault {
     Range,
     #[error("a protocol is `tcp` or `udp`; echo requests have the rule `icmp`; a rule has no path")]
     Protocol,
-    #[error("`:PORTS`, `/tcp`, `/udp` or the end is expected here")]
+    #[error("`:PORTS`, `/tcp`, `/udp`, a limit or the end is expected here")]
     Rest,
+    #[error(
+        "a limit is `bytes=10M`, `connections=100` or `at-once=5`, each once, behind one blank"
+    )]
+    Limit,
+    #[error(
+        "a limit is a number from 1 on; that of bytes may end in K, M, G or T (1024 bytes and so on)"
+    )]
+    LimitNumber,
+    #[error("only a rule that allows something has limits")]
+    LimitOfDenial,
+    #[error("echo requests have no limits")]
+    LimitOfEcho,
 }
 
 /// Error of a text that is no rule, with its position.
@@ -169,7 +219,13 @@ impl core::str::FromStr for Rule {
         }
         if text == "icmp" {
             let ports = Ports::default();
-            return Ok(Rule { target: Target::Icmp, ports, protocol: Some(Protocol::Icmp) });
+            let (protocol, limits) = (Some(Protocol::Icmp), Limits::default());
+            return Ok(Rule { target: Target::Icmp, ports, protocol, limits });
+        }
+        let whole = text;
+        let text = destination(text);
+        if text == "icmp" {
+            return fail(text.len() + 1, RuleFault::LimitOfEcho);
         }
         let (target, at) = target(text)?;
         let (ports, at) = ports(text, at)?;
@@ -180,8 +236,64 @@ impl core::str::FromStr for Rule {
             rest if rest.starts_with('/') => return fail(at + 1, RuleFault::Protocol),
             _ => return fail(at, RuleFault::Rest),
         };
-        Ok(Rule { target, ports, protocol })
+        let limits = limits(whole, text.len())?;
+        Ok(Rule { target, ports, protocol, limits })
     }
+}
+
+/// Returns the part of a rule before its limits.
+pub(crate) fn destination(text: &str) -> &str {
+    // A blank elsewhere is an error of the name.
+    let is_limit = |(at, _): &(usize, &str)| {
+        text.get(at + 1..)
+            .is_some_and(|rest| rest.split(' ').next().is_some_and(|word| word.contains('=')))
+    };
+    let at = text.match_indices(' ').find(is_limit);
+    text.get(..at.map_or(text.len(), |(at, _)| at)).unwrap_or(text)
+}
+
+/// Parses the limits that begin at `start`.
+fn limits(text: &str, start: usize) -> Result<Limits, RuleError> {
+    let (mut limits, mut at) = (Limits::default(), start);
+    for word in text.get(start..).unwrap_or_default().split(' ').skip(1) {
+        at += 1;
+        let Some((name, value)) = word.split_once('=') else { return fail(at, RuleFault::Limit) };
+        let number_at = at + name.len() + 1;
+        let is_new = match name {
+            "bytes" => set(&mut limits.bytes, size(value), number_at)?,
+            "connections" => set(&mut limits.connections, number(value), number_at)?,
+            "at-once" => set(&mut limits.at_once, number(value), number_at)?,
+            _ => false,
+        };
+        if !is_new {
+            return fail(at, RuleFault::Limit);
+        }
+        at += word.len();
+    }
+    Ok(limits)
+}
+
+/// Sets a limit. Returns `false` if it is set already.
+fn set<T>(limit: &mut Option<T>, value: Option<T>, at: usize) -> Result<bool, RuleError> {
+    let Some(value) = value else { return fail(at, RuleFault::LimitNumber) };
+    Ok(limit.replace(value).is_none())
+}
+
+/// Letters for multiples of bytes, each 1024 times the one before.
+const UNITS: [char; 4] = ['K', 'M', 'G', 'T'];
+
+/// Parses a number of bytes.
+fn size(text: &str) -> Option<u64> {
+    let unit = UNITS.iter().position(|unit| text.ends_with(*unit));
+    let digits = text.strip_suffix(UNITS).unwrap_or(text);
+    let shift = unit.map_or(0, |unit| 10 * (unit + 1));
+    number::<u64>(digits)?.checked_mul(1 << shift)
+}
+
+/// Parses a number that is not zero.
+fn number<T: core::str::FromStr + Default + PartialEq>(text: &str) -> Option<T> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|number| is_number && *number != T::default())
 }
 
 /// Well-known ports of the schemes that users write before names.
@@ -330,8 +442,7 @@ fn ports(text: &str, start: usize) -> Result<(Ports, usize), RuleError> {
 }
 
 fn port(text: &str) -> Option<u16> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|port| is_number && *port > 0)
+    number(text)
 }
 
 impl fmt::Display for Ports {
@@ -366,10 +477,27 @@ impl fmt::Display for Rule {
         if self.ports.are_listed() {
             write!(f, ":{}", self.ports)?;
         }
-        match self.protocol {
-            Some(protocol) => write!(f, "/{protocol}"),
-            None => Ok(()),
+        if let Some(protocol) = self.protocol {
+            write!(f, "/{protocol}")?;
         }
+        self.limits.fmt(f)
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(bytes) = self.bytes {
+            let is_multiple = |unit: &usize| bytes % (1 << (10 * (unit + 1))) == 0;
+            match (0..UNITS.len()).rev().find(is_multiple) {
+                Some(unit) => write!(f, " bytes={}{}", bytes >> (10 * (unit + 1)), UNITS[unit])?,
+                None => write!(f, " bytes={bytes}")?,
+            }
+        }
+        let counts = [("connections", self.connections), ("at-once", self.at_once)];
+        counts.iter().try_for_each(|(name, count)| match count {
+            Some(count) => write!(f, " {name}={count}"),
+            None => Ok(()),
+        })
     }
 }
 

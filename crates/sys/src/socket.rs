@@ -160,6 +160,15 @@ pub fn peer_has_all_user_ids(socket: impl AsFd) -> bool {
     })
 }
 
+/// Returns `true` if the process that made the other end of `socket`, a Unix socket, runs and is in no container: in the PID
+/// namespace of this process, and in its user namespace or one with all user ids.
+///
+/// Containers of Podman share the user namespace of the process that connects them; a command may share its PID namespace.
+pub fn peer_is_in_no_container(socket: impl AsFd) -> bool {
+    let is_outside = || peer_is_in_own_user_namespace(&socket) || peer_has_all_user_ids(&socket);
+    peer_is_in_own_pid_namespace(&socket) && is_outside()
+}
+
 /// Returns a reference to the process that made the other end of a Unix socket: a pidfd.
 fn peer_reference(socket: impl AsFd) -> io::Result<OwnedFd> {
     /// Value of `SO_PEERPIDFD` in `asm-generic/socket.h`.

@@ -31,6 +31,9 @@ pub struct EgressTotals {
     pub connections_denied: u64,
     /// Allowed connections that ended because of their first bytes.
     pub hellos_denied: u64,
+    /// Allowed connections that ended because their bytes reached the limit of a rule.
+    #[serde(default)]
+    pub limits_reached: u64,
     /// Datagrams dropped before a verdict: unreadable QUIC, or too many.
     pub datagrams_lost: u64,
     pub queries_allowed: u64,
@@ -61,6 +64,9 @@ impl fmt::Display for EgressTotals {
             self.answers_refused,
             self.pins
         )?;
+        if self.limits_reached > 0 {
+            write!(f, "; {} ended by limits", self.limits_reached)?;
+        }
         match self.questions {
             0 => Ok(()),
             asked => write!(f, "; {asked} questions, {} answers ignored", self.answers_ignored),
@@ -100,6 +106,7 @@ impl TotalsSource {
                 (&mut totals.connections_allowed, &counters.egress_allowed),
                 (&mut totals.connections_denied, &counters.egress_denied),
                 (&mut totals.hellos_denied, &counters.egress_hellos_denied),
+                (&mut totals.limits_reached, &counters.egress_limits),
                 (&mut totals.datagrams_lost, &counters.egress_datagrams_lost),
                 (&mut totals.queries_allowed, &counters.egress_queries),
                 (&mut totals.queries_refused, &counters.egress_queries_refused),

@@ -5,12 +5,11 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use ringfence_policy::Protocol;
-use ringfence_policy::gate::Decision;
 
 use crate::access::Refusal;
 use crate::config::Config;
 use crate::counters::UplinkCounters;
-use crate::egress::{Asked, Egress, Waiting};
+use crate::egress::{Admitted, Asked, Egress, Waiting};
 use crate::held::HeldPackets;
 use crate::host::Host;
 use crate::name_query::NameQuery;
@@ -64,7 +63,7 @@ impl Context<'_> {
         to: SocketAddr,
         outward: SocketAddr,
         protocol: Protocol,
-    ) -> Asked<Option<Decision>> {
+    ) -> Asked<Option<Admitted>> {
         let Some(egress) = self.egress else { return Asked::Decided(None) };
         let is_other_host = || {
             outward == to && !self.config.guest.is_virtual(to.ip()) && !self.host.is_own(to.ip())

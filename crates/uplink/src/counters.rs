@@ -58,6 +58,8 @@ counters! {
     egress_denied;
     /// Connections that the egress policy ended because of their first bytes.
     egress_hellos_denied;
+    /// Allowed connections and associations that ended because their bytes reached the limit of a rule.
+    egress_limits;
     /// Datagrams dropped under the egress policy: QUIC that no key opens, or too many before the verdict.
     egress_datagrams_lost;
     /// Packets lost that should have waited for the answer to a question.

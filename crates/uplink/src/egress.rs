@@ -6,7 +6,9 @@
 
 pub mod asking;
 mod datagrams;
+mod ends;
 mod first_bytes;
+mod limits;
 mod notes;
 
 use core::fmt;
@@ -23,12 +25,13 @@ use ringfence_policy::refusal;
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Subject, Verdict};
 use ringfence_sys::counters::Counter;
 
-use crate::access::Refusal;
 use crate::counters::UplinkCounters;
 pub use asking::{Answer, AskLimits, Asked, Question, QuestionId, Waiting};
 use asking::{Asking, ONCE_FOR, UNANSWERED_FOR, UNATTENDED_FOR};
 pub use datagrams::{DatagramInspector, DatagramVerdict};
 pub use first_bytes::{FirstBytes, FirstVerdict};
+use limits::Uses;
+pub use limits::{Admitted, Permit};
 pub use notes::{Note, NoteQueue};
 
 /// Time within which the first bytes of a connection must be complete.
@@ -77,6 +80,8 @@ struct EgressState {
     gate: Gate,
     /// Questions about destinations that no rule covers, if somebody can answer them.
     asking: Option<Asking>,
+    /// Amounts of rules with limits that the guest has used.
+    uses: Uses,
     /// Number of first bytes that wait for a verdict, and of bytes of local streams.
     waiting: usize,
     recording: Recording,
@@ -125,7 +130,8 @@ impl Egress {
     ) -> Egress {
         let (gate, asking) = (Gate::new(policy), limits.map(Asking::new));
         let recording = Recording::All;
-        let state = Mutex::new(EgressState { gate, asking, waiting: 0, recording });
+        let uses = Uses::default();
+        let state = Mutex::new(EgressState { gate, asking, uses, waiting: 0, recording });
         Egress { state, notes, learns, asks: limits.is_some(), settled: Counter::default() }
     }
 
@@ -150,6 +156,7 @@ impl Egress {
     /// Replaces the policy, and forgets answers. The engines judge their flows again by [`Egress::still_allows`].
     pub fn replace(&self, policy: Policy) {
         let mut state = self.state();
+        state.uses.keep(&policy);
         state.gate.replace(policy);
         state.asking.iter_mut().for_each(Asking::forget_denials);
     }
@@ -238,7 +245,7 @@ impl Egress {
         can_be_approved: bool,
         now: Duration,
         counters: &UplinkCounters,
-    ) -> Asked<Option<Decision>> {
+    ) -> Asked<Option<Admitted>> {
         let mut state = self.state();
         let mut decision = match can_be_approved {
             true => state.gate.connect(to, protocol, now),
@@ -249,15 +256,19 @@ impl Egress {
         if let Some(waiting) = held {
             return Asked::Held(waiting);
         }
-        if self.learns {
+        let permit = if self.learns {
             decision.verdict.action = Action::Allow;
-        }
+            None
+        } else {
+            let EgressState { gate, uses, .. } = &mut *state;
+            uses.admit(gate, &mut decision, to, protocol, now)
+        };
         self.note(&state, Event::Connect, &decision, Some((to, protocol)), None);
         drop(state);
         let is_allowed = decision.verdict.is_allowed();
         let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
         counter.add(1);
-        Asked::Decided(is_allowed.then_some(decision))
+        Asked::Decided(is_allowed.then_some(Admitted { decision, permit }))
     }
 
     /// Decides on a query of the guest, which may have to wait for an answer. `can_wait`: its packet can be held.
@@ -295,50 +306,9 @@ impl Egress {
         counters: &UplinkCounters,
     ) -> Option<Decision> {
         match self.admit(to, protocol, false, now, counters) {
-            Asked::Decided(decision) => decision,
+            Asked::Decided(admitted) => admitted.map(|admitted| admitted.decision),
             Asked::Held(_) => None,
         }
-    }
-
-    /// Records a new flow to an address that the guest cannot reach, whatever the policy is.
-    pub(crate) fn refuse(&self, to: SocketAddr, protocol: Protocol, refusal: Refusal) {
-        let Some(notes) = &self.notes else { return };
-        let record = Record {
-            event: Event::Connect,
-            verdict: Action::Deny,
-            name: None,
-            address: Some(to.ip()),
-            port: Some(to.port()).filter(|port| *port > 0),
-            protocol: Some(protocol),
-            reason: refusal.describe().to_owned(),
-            allow: None,
-            sni: None,
-            bytes_out: None,
-            bytes_in: None,
-        };
-        let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
-    }
-
-    /// Records the end of a TCP connection.
-    pub fn close(&self, to: SocketAddr, name: Option<String>, bytes: CarriedBytes) {
-        let Some(notes) = &self.notes else { return };
-        if self.state().recording == Recording::Denials {
-            return;
-        }
-        let record = Record {
-            event: Event::Close,
-            verdict: Action::Allow,
-            name,
-            address: Some(to.ip()),
-            port: Some(to.port()),
-            protocol: Some(Protocol::Tcp),
-            reason: "closed".to_owned(),
-            allow: None,
-            sni: None,
-            bytes_out: Some(bytes.from_guest),
-            bytes_in: Some(bytes.to_guest),
-        };
-        let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
     }
 
     /// Returns `true` if an open flow may stay under the policy in force. `name` is the one for which it was allowed.
@@ -358,31 +328,37 @@ impl Egress {
         &self,
         to: SocketAddr,
         protocol: Protocol,
-        allowed: &Decision,
+        admitted: &Admitted,
         shown: &Shown,
         now: Duration,
     ) -> bool {
-        let decision = self.state().gate.check(to, protocol, allowed, shown, now);
-        self.conclude(to, protocol, allowed, shown, decision)
+        let mut state = self.state();
+        let mut decision = state.gate.check(to, protocol, &admitted.decision, shown, now);
+        let EgressState { gate, uses, .. } = &mut *state;
+        uses.check(gate, admitted, &mut decision, to, protocol);
+        drop(state);
+        self.conclude(to, protocol, &admitted.decision, shown, decision)
     }
 
     /// Decides on the first bytes of an allowed TCP connection, which may have to wait for an answer.
     fn check_or_ask(
         &self,
         to: SocketAddr,
-        allowed: &Decision,
+        admitted: &Admitted,
         shown: &Shown,
         now: Duration,
     ) -> Asked<bool> {
-        let mut state = self.state();
+        let (mut state, allowed) = (self.state(), &admitted.decision);
         let mut decision = state.gate.check(to, Protocol::Tcp, allowed, shown, now);
         let subject = Gate::subject(&decision, to, Protocol::Tcp);
         let held = state.ask(subject, &mut decision.verdict, self.notes.as_ref(), now);
-        drop(state);
-        match held {
-            Some(waiting) => Asked::Held(waiting),
-            None => Asked::Decided(self.conclude(to, Protocol::Tcp, allowed, shown, decision)),
+        if let Some(waiting) = held {
+            return Asked::Held(waiting);
         }
+        let EgressState { gate, uses, .. } = &mut *state;
+        uses.check(gate, admitted, &mut decision, to, Protocol::Tcp);
+        drop(state);
+        Asked::Decided(self.conclude(to, Protocol::Tcp, allowed, shown, decision))
     }
 
     /// Records a decision on first bytes. Returns `true` if the connection may go on.
@@ -415,13 +391,16 @@ impl Egress {
     fn refusal_page(
         &self,
         to: SocketAddr,
-        allowed: &Decision,
+        admitted: &Admitted,
         shown: &Shown,
         is_head: bool,
         now: Duration,
     ) -> Vec<u8> {
-        let state = self.state();
-        let decision = state.gate.check(to, Protocol::Tcp, allowed, shown, now);
+        let mut state = self.state();
+        let allowed = &admitted.decision;
+        let mut decision = state.gate.check(to, Protocol::Tcp, allowed, shown, now);
+        let EgressState { gate, uses, .. } = &mut *state;
+        uses.check(gate, admitted, &mut decision, to, Protocol::Tcp);
         let policy = state.gate.policy();
         let cause = decision.verdict.cause;
         let host = match (&decision.name, shown) {

@@ -138,3 +138,57 @@ proptest! {
         prop_assert_eq!(allows(&policy, &host, port), expected);
     }
 }
+
+/// Parses a policy of rules that allow, with blanks.
+fn limited(rules: &[&str]) -> Policy {
+    let rules = rules.iter().map(|text| RuleSource {
+        action: Action::Allow,
+        text: (*text).to_owned(),
+        origin: "p.toml:1".to_owned(),
+    });
+    Policy::new(PolicySource { rules: rules.collect(), ..PolicySource::default() }).unwrap()
+}
+
+#[test]
+fn limits_of_all_rules_that_cover_a_flow_apply() {
+    let policy = limited(&[
+        "*.x.org:443 bytes=1M",
+        "a.x.org",
+        "a.x.org:443/tcp at-once=2",
+        "a.x.org:80 connections=1",
+        "192.0.2.0/24 bytes=2M",
+        "192.0.2.1",
+    ]);
+    let to = |port| SocketAddr::from(([192, 0, 2, 1], port));
+    let of = |cause, host: Option<&str>, port, protocol| {
+        let host = host.map(name);
+        let mut found = policy.limited(cause, host.as_ref(), to(port), protocol);
+        found.sort_unstable();
+        found
+    };
+    let by_name = policy.name(&name("a.x.org"), 443, Protocol::Tcp).cause;
+    assert_eq!(of(by_name, Some("a.x.org"), 443, Protocol::Tcp), [0, 2]);
+    assert_eq!(of(by_name, Some("a.x.org"), 443, Protocol::Udp), [0]);
+    assert_eq!(of(by_name, Some("a.x.org"), 80, Protocol::Tcp), [3]);
+    assert_eq!(of(by_name, Some("b.x.org"), 443, Protocol::Tcp), [0]);
+    let by_address = policy.address(to(443).ip(), 443, Protocol::Tcp).unwrap().cause;
+    assert_eq!(of(by_address, Some("a.x.org"), 443, Protocol::Tcp), [4]);
+    assert!(of(Cause::NoRule, Some("a.x.org"), 443, Protocol::Tcp).is_empty());
+    let text = policy.describe(Cause::Limit(2, LimitKind::AtOnce));
+    assert_eq!(text, "limit on connections at once of allow a.x.org:443/tcp at-once=2 (p.toml:1)");
+    assert_eq!(policy.missing_rule(Cause::Limit(2, LimitKind::AtOnce), None, None), None);
+}
+
+#[test]
+fn rule_that_denies_has_no_limits() {
+    let rule = RuleSource {
+        action: Action::Deny,
+        text: "a.org:443 bytes=1".to_owned(),
+        origin: "--deny".to_owned(),
+    };
+    let source = PolicySource { rules: vec![rule], ..PolicySource::default() };
+    let error = Policy::new(source).err().unwrap().to_string();
+    assert!(
+        error.starts_with("--deny: only a rule that allows") && error.ends_with("\n            ^")
+    );
+}

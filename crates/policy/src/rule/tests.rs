@@ -22,12 +22,18 @@ fn rule_of_each_form_is_printed_as_written() {
         "[2001:db8::1]:443",
         "[2001:db8::1]",
         "icmp",
+        "example.org bytes=10M",
+        "*.example.org:80,443/tcp bytes=1023 connections=100 at-once=5",
+        "[2001:db8::]/32 at-once=1",
+        "192.0.2.7:22 bytes=3T",
     ] {
         assert_eq!(rule(text).to_string(), text);
     }
     assert_eq!(rule("2001:db8::/32"), rule("[2001:db8::]/32"));
     assert_eq!(rule("::/0/tcp"), rule("[::]/0/tcp"));
     assert_eq!(rule("Example.ORG."), rule("example.org"));
+    let limits = rule("a.org connections=7 bytes=2048K").limits;
+    assert_eq!(limits, Limits { bytes: Some(2 << 20), connections: Some(7), at_once: None });
 }
 
 #[test]
@@ -65,6 +71,20 @@ fn wrong_rule_is_rejected_at_its_position() {
         ("::1:80", 4),
         ("2001:db8::5:443/tcp", 12),
         ("*.b\u{fc}cher.example:443", 3),
+        ("a.org bytes=", 12),
+        ("a.org bytes=0", 12),
+        ("a.org bytes=10m", 12),
+        ("a.org bytes=+1", 12),
+        ("a.org bytes=16777216T", 12),
+        ("a.org at-once=4294967296", 14),
+        ("a.org bytes=1 bytes=2", 14),
+        ("a.org bytes=1  at-once=2", 14),
+        ("a.org  bytes=1", 5),
+        ("a.org bytes=1 ", 14),
+        ("a.org bytes", 5),
+        ("a.org limit=1", 6),
+        ("a.org:443 tcp bytes=1", 6),
+        ("icmp bytes=1", 5),
     ] {
         let error = text.parse::<Rule>().expect_err(text);
         assert_eq!(error.at, at, "{text}: {error}");
@@ -124,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn printed_rule_parses_to_itself(text in "(\\*\\.|\\.)?[a-c0-9:./\\[\\]-]{1,24}(:[0-9,-]{1,9})?(/tcp|/udp)?") {
+    fn printed_rule_parses_to_itself(text in "(\\*\\.|\\.)?[a-c0-9:./\\[\\]-]{1,24}(:[0-9,-]{1,9})?(/tcp|/udp)?( (bytes|connections|at-once)=[0-9]{1,20}[KMGT]?){0,3}") {
         if let Ok(rule) = text.parse::<Rule>() {
             prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule));
         }

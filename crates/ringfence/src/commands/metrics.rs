@@ -32,7 +32,7 @@ struct Source(Vec<(String, String, EgressTotals)>);
 /// Name and help of a counter, and its values with their verdicts, if it distinguishes them.
 type Counted = (&'static str, &'static str, fn(&EgressTotals) -> Vec<(Option<&'static str>, u64)>);
 
-const COUNTED: [Counted; 7] = [
+const COUNTED: [Counted; 8] = [
     ("connections", "Connections, UDP associations and echo flows", |totals| {
         let (allowed, denied) = (totals.connections_allowed, totals.connections_denied);
         vec![(Some("allow"), allowed), (Some("deny"), denied)]
@@ -40,6 +40,11 @@ const COUNTED: [Counted; 7] = [
     ("hellos_denied", "Allowed connections that ended because of their first bytes", |totals| {
         vec![(None, totals.hellos_denied)]
     }),
+    (
+        "limits_reached",
+        "Allowed connections that ended because their bytes reached the limit of a rule",
+        |totals| vec![(None, totals.limits_reached)],
+    ),
     ("datagrams_lost", "Datagrams dropped before a verdict", |totals| {
         vec![(None, totals.datagrams_lost)]
     }),
@@ -126,14 +131,15 @@ mod tests {
             pins: 8,
             questions: 9,
             answers_ignored: 10,
+            limits_reached: 11,
         };
         let hostile = "x\"} 1\nforged 2";
         let rows =
             [row("web", 7, Some(totals)), row("plain", 8, None), row(hostile, 9, Some(totals))];
         let text = render(&rows);
         let samples = ringfence_driver::xen::metrics::testing::read(&text).unwrap();
-        // Ten values of each of the two guests.
-        assert_eq!(samples.len(), 20, "{text}");
+        // Eleven values of each of the two guests.
+        assert_eq!(samples.len(), 22, "{text}");
         for (name, verdict, value) in [
             ("connections_total", "allow", 1.0),
             ("connections_total", "deny", 2.0),
@@ -152,6 +158,7 @@ mod tests {
             ("pins", 8.0),
             ("questions_total", 9.0),
             ("answers_ignored_total", 10.0),
+            ("limits_reached_total", 11.0),
         ] {
             let series = format!("ringfence_guest_egress_{name}{{guest=\"web\",pid=\"7\"}}");
             assert_eq!(samples.get(&series), Some(&value), "{series}: {text}");

@@ -13,7 +13,7 @@ use crate::support::{Running, eventually};
 use crate::{net, require};
 
 /// Writes a script for `--ask exec:./NAME`.
-fn script(net: &Net, name: &str, text: &str) {
+pub(super) fn script(net: &Net, name: &str, text: &str) {
     let path = net.world.file(name);
     std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -188,7 +188,7 @@ fn guest_that_makes_the_socket_of_the_program_answers_nothing() {
     let output = format!("{}{}", finished.stdout, finished.stderr);
     assert!(output.contains("bound\n") && output.contains("status 6\n"), "{output}");
     assert!(!output.contains("asked\n"), "{output}");
-    assert!(output.contains("of another user or user namespace"), "{output}");
+    assert!(output.contains("of another user or in a container"), "{output}");
     net.end();
 }
 

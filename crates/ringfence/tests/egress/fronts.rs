@@ -8,11 +8,11 @@ use crate::support::{MOMENT, WITH_FULL_PIPE, eventually};
 use crate::{net, require};
 
 /// Name server's address in Podman's containers.
-const DNS_FORWARD: &str = "169.254.1.1";
+pub(super) const DNS_FORWARD: &str = "169.254.1.1";
 
 /// Runs `ringfence policy` in the user namespace of the process whose number is in a file, as `podman unshare` does. Returns its
 /// output.
-fn policy_inside(net: &Net, words: &str) -> String {
+pub(super) fn policy_inside(net: &Net, words: &str) -> String {
     let (pid, program) = (net.world.lab.read("pid"), net.world.lab.program());
     let enter = format!("nsenter --user --preserve-credentials --target {}", pid.trim());
     let words = format!("{enter} {program} policy {words}");
@@ -59,7 +59,7 @@ fn records(net: &Net, file: &str, guest: &str) -> Vec<serde_json::Value> {
     lines
 }
 
-fn link_program(net: &Net, name: &str) {
+pub(super) fn link_program(net: &Net, name: &str) {
     let program = net.world.lab.program().to_owned();
     std::os::unix::fs::symlink(program, net.world.file(name)).unwrap();
     std::fs::write(net.world.file("p.toml"), "allow = ['a.test:80,443']\n").unwrap();
@@ -290,14 +290,22 @@ fn virtual_machine_reaches_the_names_of_its_policy_file_only() {
     std::fs::write(net.world.file("on-lease"), ON_LEASE).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(net.world.file("on-lease"), mode).unwrap();
-    let options =
-        "--policy p.toml --strict-sni --egress-log log --one-off --foreground -s vm.socket";
+    super::asking::script(
+        &net,
+        "ask.sh",
+        "echo $RINGFENCE_ASK_RULE >> asked; case $RINGFENCE_ASK_RULE in c.test:*) echo run;; *) echo deny;; esac",
+    );
+    // Root's session has given up root's rights.
+    let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    std::fs::write(net.world.file("asked"), "").unwrap();
+    std::fs::set_permissions(net.world.file("asked"), anybody).unwrap();
+    let options = "--policy p.toml --ask exec:./ask.sh --strict-sni --egress-log log --one-off --foreground -s vm.socket";
     let words: Vec<&str> = ["./passt"].into_iter().chain(options.split_whitespace()).collect();
     let front = net.world.host(&words);
     front.wait_for_error("listens at");
     let script = format!(
         "ip link set eth0 up; busybox udhcpc -i eth0 -n -q -f -s ./on-lease 2>/dev/null
-         {}until [ -e listed ]; do sleep 0.05; done; python3 egress.py hello {FAR_V4} a.test nameless; python3 egress.py datagram {FAR_V4} 53",
+         {}getent hosts c.test; until [ -e listed ]; do sleep 0.05; done; python3 egress.py hello {FAR_V4} a.test nameless; python3 egress.py datagram {FAR_V4} 53",
         requests()
     );
     let machine = net.world.host(&["python3", "machine.py", "vm.socket", &script]);
@@ -314,6 +322,12 @@ fn virtual_machine_reaches_the_names_of_its_policy_file_only() {
     let finished = front.finish(LONG);
     assert_eq!(finished.status, Some(0), "{}", finished.stderr);
     assert!(finished.stderr.contains("passt: egress: "), "{}", finished.stderr);
+    let asked = net.world.lab.read("asked");
+    for rule in ["b.test:443\n", "198.51.100.2:80\n", "c.test:443\n"] {
+        assert!(asked.contains(rule), "{rule}: {asked}");
+    }
+    assert!(output.contains("198.51.100.3"), "{output}");
+    assert!(finished.stderr.contains("approved c.test:443 for this run\n"), "{}", finished.stderr);
     let lines = records(&net, "log", "vm.socket");
     let is_allowed = |line: &serde_json::Value| {
         line["event"] == "connect" && line["verdict"] == "allow" && line["name"] == "a.test"

@@ -6,8 +6,11 @@ mod asking;
 mod asking_clients;
 mod attacks;
 mod clients;
+mod front_questions;
 mod fronts;
+mod limits;
 mod policy;
+mod presets;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

@@ -68,6 +68,27 @@ fn denial_is_announced_listed_and_explained_to_the_guest() {
     net.end();
 }
 
+/// Connects to addresses, and says of each socket if the kernel lists it, by which alone its process can be found.
+const LISTED: &str = "
+import os, socket, sys
+for host, port in (('a.test', 80), ('198.51.100.2', 80)):
+    connection = socket.socket()
+    error = connection.connect_ex((host, port))
+    inode = str(os.fstat(connection.fileno()).st_ino)
+    lines = open('/proc/self/net/tcp').readlines()
+    print(host, error, 'listed' if any(line.split()[9] == inode for line in lines) else 'gone')";
+
+/// The reason for which `policy why` names no process.
+#[test]
+fn refused_connection_leaves_no_entry_that_leads_to_its_process() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    std::fs::write(net.world.file("listed.py"), LISTED).unwrap();
+    let output = net.guest("--allow a.test:80", "python3 listed.py");
+    assert_eq!(output, "a.test 0 listed\n198.51.100.2 111 gone\n");
+    net.end();
+}
+
 #[test]
 fn flood_of_denied_names_prints_a_bounded_number_of_lines_and_none_when_quiet() {
     require!(OPENSSL, DNSMASQ);

@@ -55,3 +55,38 @@ fn policy_preset_is_one_that_policy_check_accepts() {
     std::fs::write(lab.file("pypi.toml"), preset).unwrap();
     lab.spawn(&[lab.program(), "policy", "check", "pypi.toml"]).succeed(MOMENT);
 }
+
+#[test]
+fn imported_settings_are_a_policy_that_policy_check_accepts() {
+    let lab = Lab::new();
+    let settings =
+        r#"{"network": {"allowedDomains": ["a.org:443"], "deniedDomains": ["b.a.org"]}}"#;
+    std::fs::write(lab.file("settings.json"), settings).unwrap();
+    let cilium = "kind: CiliumNetworkPolicy\nspec:\n  egress:\n  - toFQDNs:\n    - matchPattern: '*.a.org'\n    \
+                  toPorts:\n    - ports:\n      - {port: '443', protocol: TCP}\n";
+    std::fs::write(lab.file("cilium.yaml"), cilium).unwrap();
+    for (file, words, denied) in [
+        ("settings.json", &["--from", "srt"][..], "b.a.org:443"),
+        ("settings.json", &[], "a.org:80"),
+        ("cilium.yaml", &[], "a.org:443"),
+    ] {
+        let import = [&[lab.program(), "policy", "import", file], words].concat();
+        let policy = lab.spawn(&import).succeed(MOMENT);
+        assert!(policy.starts_with(&format!("# Imported from {file}.")), "{policy}");
+        std::fs::write(lab.file("imported.toml"), policy).unwrap();
+        lab.spawn(&[lab.program(), "policy", "check", "imported.toml"]).succeed(MOMENT);
+        let allowed = if file == "cilium.yaml" { "x.a.org:443" } else { "a.org:443" };
+        for (destination, status) in [(allowed, Some(0)), (denied, Some(1))] {
+            let explain = [lab.program(), "policy", "explain", "imported.toml", destination];
+            let explained = lab.spawn(&explain).finish(MOMENT);
+            assert_eq!(explained.status, status, "{destination}: {}", explained.stdout);
+        }
+    }
+    let wrong = [lab.program(), "policy", "import", "settings.json", "--from", "cilium"];
+    let refused = lab.spawn(&wrong).finish(MOMENT);
+    assert!(
+        refused.status != Some(0) && refused.stderr.contains("--from srt"),
+        "{}",
+        refused.stderr
+    );
+}

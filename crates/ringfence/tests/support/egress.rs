@@ -59,6 +59,9 @@ impl Net {
                 &format!("--address=/d.test/{THIRD_V4}"),
                 "--address=/rebind.test/10.0.0.1",
                 "--address=/metadata.test/169.254.169.254",
+                // Stand-ins for the registries of presets.
+                &format!("--address=/ubuntu.com/pypi.org/pythonhosted.org/npmjs.org/{THIRD_V4}"),
+                &format!("--address=/crates.io/golang.org/maven.apache.org/docker.io/{THIRD_V4}"),
             ],
         ));
         let servers = world.outside(&["python3", "egress.py", "serve", FAR_V4, OTHER_V4]);

@@ -3,6 +3,7 @@
 mirror.py prepare HOST           writes projects and repositories below this directory
 mirror.py serve ADDRESS HOST     serves them, each at a second port, too, that is 100 higher;
                                  prints a line for each request: nanoseconds, port, host, path
+mirror.py registries ADDRESS     serves them by HTTP and HTTPS in the place of the registries of presets; the certificate is cert.pem
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import http.server
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -18,6 +20,18 @@ import time
 import zipfile
 
 PORTS = dict(curl=8101, git=8102, pip=8103, npm=8104, cargo=8105, go=8106, apt=8107, mvn=8108, skopeo=8109, requests=8110)
+# Hosts of presets, and their mirrors.
+REGISTRIES = {
+    "archive.ubuntu.com": "apt",
+    "pypi.org": "pip",
+    "files.pythonhosted.org": "pip",
+    "registry.npmjs.org": "npm",
+    "index.crates.io": "cargo",
+    "static.crates.io": "cargo",
+    "proxy.golang.org": "go",
+    "repo.maven.apache.org": "mvn",
+    "registry-1.docker.io": "skopeo",
+}
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -44,8 +58,8 @@ def digest(data):
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def pages(host):
-    """Returns the content of each mirror: type and bytes for each path."""
+def pages(wheels, packages, crates):
+    """Returns the content of each mirror: type and bytes for each path. Wheels, packages and crates have other URLs."""
     found = {name: {} for name in PORTS}
 
     def add(name, path, data, kind="application/octet-stream"):
@@ -59,7 +73,7 @@ def pages(host):
             with open(path, "rb") as source:
                 add("git", "/" + path, source.read())
     wheel = "tiny-1.0-py3-none-any.whl"
-    add("pip", "/simple/tiny/", f'<a href="{wheel}">{wheel}</a>', "text/html")
+    add("pip", "/simple/tiny/", f'<a href="{wheels}{wheel}">{wheel}</a>', "text/html")
     add("pip", f"/simple/tiny/{wheel}", zipped({
         "tiny.py": "x = 1\n",
         "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
@@ -71,7 +85,7 @@ def pages(host):
         "name": "tiny",
         "version": "1.0.0",
         "dist": {
-            "tarball": f"http://{host}:{PORTS['npm']}/tiny-1.0.0.tgz",
+            "tarball": f"{packages}/tiny-1.0.0.tgz",
             "shasum": hashlib.sha1(package).hexdigest(),
         },
     }
@@ -83,7 +97,7 @@ def pages(host):
         "tiny-1.0.0/Cargo.toml": '[package]\nname = "tiny"\nversion = "1.0.0"\nedition = "2021"\n',
         "tiny-1.0.0/src/lib.rs": "",
     })
-    add("cargo", "/config.json", json.dumps({"dl": f"http://{host}:{PORTS['cargo']}/dl"}))
+    add("cargo", "/config.json", json.dumps({"dl": f"{crates}/dl"}))
     add("cargo", "/ti/ny/tiny", json.dumps({
         "name": "tiny", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False,
         "cksum": hashlib.sha256(crate).hexdigest(),
@@ -157,9 +171,9 @@ class Mirror(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         port = self.server.server_address[1]
-        path = self.path.split("?")[0].replace("/./", "/")
+        path = self.page()
         print(time.time_ns(), port, self.headers["Host"], path, flush=True)
-        kind, data = self.server.pages.get(path, (None, b""))
+        kind, data = self.mirror().get(path, (None, b""))
         self.send_response(404 if kind is None else 200)
         self.send_header("Content-Type", kind or "text/plain")
         self.send_header("Content-Length", str(len(data)))
@@ -171,12 +185,26 @@ class Mirror(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def page(self):
+        return self.path.split("?")[0].replace("/./", "/")
+
+    def mirror(self):
+        return self.server.pages
+
     def log_message(self, *_):
         pass
 
 
+class Registry(Mirror):
+    def page(self):
+        return super().page().replace("/maven2/", "/").replace("/v2/library/", "/v2/")
+
+    def mirror(self):
+        return self.server.pages[REGISTRIES[self.headers["Host"].split(":")[0]]]
+
+
 def serve(address, host):
-    for name, content in pages(host).items():
+    for name, content in pages("", f"http://{host}:{PORTS['npm']}", f"http://{host}:{PORTS['cargo']}").items():
         for port in PORTS[name], PORTS[name] + 100:
             server = http.server.ThreadingHTTPServer((address, port), Mirror)
             server.pages = content
@@ -184,7 +212,21 @@ def serve(address, host):
     print("listening", flush=True)
 
 
+def serve_registries(address):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain("cert.pem", "key.pem")
+    for port in 80, 443:
+        server = http.server.ThreadingHTTPServer((address, port), Registry)
+        server.pages = pages("https://files.pythonhosted.org/simple/tiny/", "https://registry.npmjs.org", "https://static.crates.io")
+        if port == 443:
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever).start()
+    print("listening", flush=True)
+
+
 if sys.argv[1] == "prepare":
     prepare(sys.argv[2])
+elif sys.argv[1] == "registries":
+    serve_registries(sys.argv[2])
 else:
     serve(sys.argv[2], sys.argv[3])

@@ -7,8 +7,10 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use anyhow::Context;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -59,12 +61,18 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(super) struct Commands {
     command: String,
+    /// Directory in which the commands start: the asker may leave its own.
+    directory: PathBuf,
     running: Vec<Running>,
 }
 
 impl Commands {
-    pub(super) fn new(command: String) -> Commands {
-        Commands { command, running: Vec::new() }
+    /// # Errors
+    ///
+    /// Returns the reason for which the current directory is unknown.
+    pub(super) fn new(command: String) -> anyhow::Result<Commands> {
+        let directory = std::env::current_dir().context("--ask: the current directory")?;
+        Ok(Commands { command, directory, running: Vec::new() })
     }
 
     /// Starts the command for a question.
@@ -88,6 +96,7 @@ impl Commands {
     fn spawn(&self, question: &Question, guest: &str, line: &str) -> io::Result<Running> {
         let mut child = Command::new("/bin/sh")
             .args(["-c", &self.command])
+            .current_dir(&self.directory)
             .env("RINGFENCE_ASK_GUEST", guest)
             .env("RINGFENCE_ASK_RULE", question.subject.to_string())
             .stdin(Stdio::piped())

@@ -1,13 +1,15 @@
 //! Program that answers at a Unix socket: JSON lines in both directions.
 //!
-//! The asker connects when there is a question, and keeps the connection. The program must run as the same user, or as root, in
-//! the same user namespace: a command in a guest may make a socket of the same name, and must not answer its own questions.
+//! The asker connects when there is a question, and keeps the connection. The program must run as the user that started the
+//! asker, or as root, and in no container ([`peer_is_in_no_container`]): a command in a guest may make a socket of the same name,
+//! and must not answer its own questions.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
+use anyhow::Context;
+use ringfence_sys::socket::{peer_is_in_no_container, peer_user};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -28,13 +30,21 @@ struct Connection {
 /// Program of one guest.
 #[derive(Debug)]
 pub(super) struct Approver {
+    /// Absolute path: the asker may leave its directory.
     path: PathBuf,
+    /// User that started the asker, which may give up root's rights later.
+    user: u32,
     connection: Option<Connection>,
 }
 
 impl Approver {
-    pub(super) fn new(path: PathBuf) -> Approver {
-        Approver { path, connection: None }
+    /// # Errors
+    ///
+    /// Returns the reason for which the current directory is unknown.
+    pub(super) fn new(path: &Path) -> anyhow::Result<Approver> {
+        let path = std::path::absolute(path).context("--ask: the current directory")?;
+        let user = rustix::process::geteuid().as_raw();
+        Ok(Approver { path, user, connection: None })
     }
 
     fn connect(&self) -> Result<Connection, String> {
@@ -47,12 +57,11 @@ impl Approver {
             .map_err(error)?;
         let address = SocketAddrUnix::new(&self.path).map_err(error)?;
         rustix::net::connect(&socket, &address).map_err(error)?;
-        let own = rustix::process::geteuid().as_raw();
-        let is_trusted = peer_user(&socket).is_ok_and(|user| user == own || user == 0)
-            && peer_is_in_own_user_namespace(&socket);
+        let is_trusted = peer_user(&socket).is_ok_and(|user| user == self.user || user == 0)
+            && peer_is_in_no_container(&socket);
         if !is_trusted {
             return Err(format!(
-                "--ask socket:{}: its program is of another user or user namespace, and may not answer",
+                "--ask socket:{}: its program is of another user or in a container, and may not answer",
                 self.path.display()
             ));
         }

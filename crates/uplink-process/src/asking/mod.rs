@@ -178,7 +178,7 @@ impl Asker {
     ///
     /// # Errors
     ///
-    /// Returns the reason for which the policy file cannot be changed later.
+    /// Returns the reason for which the policy file cannot be changed later, or the current directory is unknown.
     pub fn new(
         options: &AskArgs,
         files: &[PathBuf],
@@ -187,8 +187,8 @@ impl Asker {
         let Some(by) = &options.ask else { return Ok(None) };
         let way = match by {
             AskBy::Terminal => Way::Terminal(None),
-            AskBy::Command(command) => Way::Commands(Commands::new(command.clone())),
-            AskBy::Socket(path) => Way::Socket(Approver::new(path.clone())),
+            AskBy::Command(command) => Way::Commands(Commands::new(command.clone())?),
+            AskBy::Socket(path) => Way::Socket(Approver::new(path)?),
         };
         let file = files.last().map(|file| PolicyFile::find(file)).transpose()?;
         Ok(Some(Asker {
@@ -317,7 +317,7 @@ impl Asker {
             }
             if !self.open.is_empty() {
                 self.report_once(
-                    "--ask terminal: no terminal in whose foreground somebody could answer"
+                    "--ask terminal: no terminal in whose foreground somebody could answer; `exec:` and `socket:` need none"
                         .to_owned(),
                 );
                 self.give_up(|_| true);

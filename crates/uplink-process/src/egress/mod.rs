@@ -30,7 +30,8 @@ const HEADING: &str = "Egress";
 pub struct EgressArgs {
     /// Allow the guest to reach this; may be given several times. The first rule denies everything else
     ///
-    /// Examples: `pypi.org:443`, `*.example.org:80,443/tcp`, `10.1.0.0/16:5432`, `[2001:db8::]/32`, `icmp`. A name
+    /// Examples: `pypi.org:443`, `*.example.org:80,443/tcp`, `10.1.0.0/16:5432`, `[2001:db8::]/32`, `icmp`,
+    /// `pypi.org:443 bytes=10M connections=100 at-once=5` with limits of the guest. A name
     /// without ports stands for all of them except those of DNS (53, 853). The name server refuses other names, so
     /// they do not leave this computer. A name never leads to a private or link-local address; a rule with the
     /// address does.

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 use ringfence_policy::first::Shown;
-use ringfence_policy::gate::{Decision, Inspection};
+use ringfence_policy::gate::Inspection;
 use ringfence_policy::quic::{Client, Seen};
 
-use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN};
+use super::{Admitted, Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN};
 
 /// Maximum number of bytes of an association that wait for a verdict. Datagrams beyond it are lost.
 const HELD_MAX: usize = 32 << 10;
@@ -32,7 +32,7 @@ pub enum DatagramVerdict {
 pub struct DatagramInspector {
     egress: Arc<Egress>,
     to: SocketAddr,
-    allowed: Decision,
+    admitted: Admitted,
     client: Client,
     held: Vec<Vec<u8>>,
     /// Number of bytes counted in the limit of all associations.
@@ -52,13 +52,14 @@ impl DatagramInspector {
     pub fn new(
         egress: &Arc<Egress>,
         to: SocketAddr,
-        allowed: Decision,
+        admitted: impl Into<Admitted>,
     ) -> Option<Box<DatagramInspector>> {
-        (allowed.inspection != Inspection::None).then(|| {
+        let admitted = admitted.into();
+        (admitted.decision.inspection != Inspection::None).then(|| {
             Box::new(DatagramInspector {
                 egress: Arc::clone(egress),
                 to,
-                allowed,
+                admitted,
                 client: Client::default(),
                 held: Vec::new(),
                 counted: 0,
@@ -139,7 +140,7 @@ impl DatagramInspector {
     }
 
     fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Udp, &self.allowed, shown, self.now)
+        self.egress.check(self.to, Protocol::Udp, &self.admitted, shown, self.now)
     }
 
     /// Removes the datagrams that waited. There is none while a hello is not complete.

@@ -26,18 +26,20 @@ use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 use ringfence_policy::first::{FIRST_BYTES_MAX, Shown};
-use ringfence_policy::gate::{Decision, Inspection};
+use ringfence_policy::gate::Inspection;
 use ringfence_policy::http::{FirstLine, Line, is_word};
 use ringfence_policy::tls::second::{Later, Next, first_len};
 
-use super::{Asked, Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER, Waiting};
+use super::{
+    Admitted, Asked, Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER, Waiting,
+};
 
 /// First bytes of a connection, and the hello or request in them.
 #[derive(Debug)]
 pub struct FirstBytes {
     egress: Arc<Egress>,
     to: SocketAddr,
-    allowed: Decision,
+    admitted: Admitted,
     bytes: Vec<u8>,
     /// Bytes that were passed before a verdict. They are read again together with later ones.
     before: Vec<u8>,
@@ -81,13 +83,18 @@ pub enum FirstVerdict {
 
 impl FirstBytes {
     /// Prepares the inspection of a connection. Returns `None` if it needs none.
-    pub fn new(egress: &Arc<Egress>, to: SocketAddr, allowed: Decision) -> Option<Box<FirstBytes>> {
-        (allowed.inspection != Inspection::None).then(|| {
+    pub fn new(
+        egress: &Arc<Egress>,
+        to: SocketAddr,
+        admitted: impl Into<Admitted>,
+    ) -> Option<Box<FirstBytes>> {
+        let admitted = admitted.into();
+        (admitted.decision.inspection != Inspection::None).then(|| {
             let egress = Arc::clone(egress);
             Box::new(FirstBytes {
                 egress,
                 to,
-                allowed,
+                admitted,
                 bytes: Vec::new(),
                 before: Vec::new(),
                 passed: 0,
@@ -170,7 +177,7 @@ impl FirstBytes {
                 return true;
             };
             let is_allowed =
-                match self.egress.check_or_ask(self.to, &self.allowed, &shown, self.now) {
+                match self.egress.check_or_ask(self.to, &self.admitted, &shown, self.now) {
                     Asked::Decided(is_allowed) => is_allowed,
                     Asked::Held(waiting) => {
                         self.asked = Some(waiting);
@@ -181,7 +188,7 @@ impl FirstBytes {
                 let is_web = self.to.port() == WEB && matches!(shown, Shown::Http(_));
                 self.page = is_web.then(|| {
                     let is_head = is_head(&self.all());
-                    self.egress.refusal_page(self.to, &self.allowed, &shown, is_head, self.now)
+                    self.egress.refusal_page(self.to, &self.admitted, &shown, is_head, self.now)
                 });
                 return false;
             }
@@ -310,11 +317,11 @@ impl FirstBytes {
     /// Returns `true` if the bytes are a word, and the connection may be of another protocol.
     fn is_word_of_other_protocol(&self) -> bool {
         is_word(&self.all())
-            && self.egress.allows(self.to, &self.allowed, &Shown::Unknown, self.now)
+            && self.egress.allows(self.to, &self.admitted.decision, &Shown::Unknown, self.now)
     }
 
     fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown, self.now)
+        self.egress.check(self.to, Protocol::Tcp, &self.admitted, shown, self.now)
     }
 }
 

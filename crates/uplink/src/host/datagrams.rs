@@ -225,6 +225,11 @@ impl<'a> DatagramRun<'a> {
         self.datagrams.len()
     }
 
+    /// Returns the number of bytes of all datagrams.
+    pub(crate) fn bytes(&self) -> usize {
+        self.datagrams.iter().map(|datagram| datagram.bytes.len()).sum()
+    }
+
     pub(crate) fn first(&self) -> Option<&'a Datagram> {
         self.datagrams.first()
     }

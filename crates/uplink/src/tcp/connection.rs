@@ -6,6 +6,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
+use std::sync::Arc;
 
 use super::backlog::Backlog;
 use super::config::TcpConfig;
@@ -15,7 +16,7 @@ use super::segment::{Ports, Segment};
 use super::seq::Seq;
 use super::window::Offer;
 use crate::context::Context;
-use crate::egress::{CarriedBytes, FirstBytes};
+use crate::egress::{CarriedBytes, FirstBytes, Permit};
 use crate::emit::Ends;
 use crate::flow::FlowKey;
 use crate::host::{Close, Socket};
@@ -102,6 +103,20 @@ pub(super) struct Flags {
     pub(super) delayed_ack_expired: bool,
 }
 
+/// Bytes of a connection that count for rules with limits.
+#[derive(Debug)]
+pub(super) struct Charge {
+    permit: Arc<Permit>,
+    /// Bytes that are counted.
+    counted: u64,
+}
+
+impl Charge {
+    pub(super) fn new(permit: Arc<Permit>) -> Box<Charge> {
+        Box::new(Charge { permit, counted: 0 })
+    }
+}
+
 /// One TCP connection. `rcv_*` are sequence numbers of the guest, `snd_*` are ours.
 #[derive(Debug)]
 pub(super) struct TcpConnection {
@@ -122,6 +137,8 @@ pub(super) struct TcpConnection {
     pub(super) name: Option<Box<str>>,
     /// Payload bytes from the guest and to it, without retransmissions.
     pub(super) bytes: CarriedBytes,
+    /// Bytes that count for rules with limits.
+    pub(super) charge: Option<Box<Charge>>,
 
     /// Next byte expected from the guest.
     pub(super) rcv_nxt: Seq,
@@ -197,6 +214,7 @@ impl TcpConnection {
             local: None,
             name: None,
             bytes: CarriedBytes::default(),
+            charge: None,
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
             offer: Offer::default(),
@@ -253,13 +271,24 @@ impl TcpConnection {
         matches!(self.phase, Phase::Connecting | Phase::SynReceived | Phase::SynSent)
     }
 
-    /// Adds the end of the connection to the egress record, once.
+    /// Adds the end of the connection to the egress record, once. It then counts for no limit of open connections.
     pub(super) fn record_end(&mut self, context: &Context<'_>) {
         if let Some(egress) = context.egress.as_ref().filter(|_| !self.flags.recorded) {
             self.flags.recorded = true;
             let to = SocketAddr::new(self.ends.from, self.ports.from);
-            egress.close(to, self.name.take().map(String::from), self.bytes);
+            self.is_within_limits();
+            let limit = self.charge.take().and_then(|charge| charge.permit.exceeded());
+            egress.close(to, self.name.take().map(String::from), self.bytes, limit);
         }
+    }
+
+    /// Charges the bytes that were carried since the last call. Returns `false` if they exceed the limit of a rule.
+    pub(super) fn is_within_limits(&mut self) -> bool {
+        let Some(charge) = &mut self.charge else { return true };
+        let carried = self.bytes.from_guest.saturating_add(self.bytes.to_guest);
+        let new = carried.saturating_sub(charge.counted);
+        charge.counted = carried;
+        charge.permit.carry(new)
     }
 
     /// Returns the number of bytes in flight to the guest, a FIN counting as one.

@@ -61,7 +61,7 @@ use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
-use connection::{Disposition, GuestSyn, Phase, TcpConnection, Urgent};
+use connection::{Charge, Disposition, GuestSyn, Phase, TcpConnection, Urgent};
 pub use run::SegmentRun;
 use segment::{Header, Ports, Segment};
 use seq::Seq;
@@ -238,20 +238,22 @@ impl Tcp {
         {
             return self.open_for_names(key, to, egress, syn, context);
         }
-        let (mut first, mut name) = (None, None);
+        let (mut first, mut name, mut permit) = (None, None, None);
         if let Some(egress) = &context.egress {
-            let decision = match context.decide(key.remote, to, Protocol::Tcp) {
-                Asked::Decided(Some(decision)) => decision,
+            let admitted = match context.decide(key.remote, to, Protocol::Tcp) {
+                Asked::Decided(Some(admitted)) => admitted,
                 Asked::Decided(None) => return reset::refuse(syn.packet, syn.segment, context),
                 Asked::Held(waiting) => return context.hold(syn.packet, waiting),
             };
-            name = decision.name.as_ref().map(|name| name.as_str().into());
-            first = FirstBytes::new(egress, key.remote, decision);
+            name = admitted.decision.name.as_ref().map(|name| name.as_str().into());
+            permit = admitted.permit.clone().map(Charge::new);
+            first = FirstBytes::new(egress, key.remote, admitted);
         }
         let iss = self.initial_seq(&key, context.now);
         let mut flow = TcpConnection::for_syn(Phase::Connecting, &key, iss, syn, context);
         flow.first = first;
         flow.name = name;
+        flow.charge = permit;
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {

@@ -61,6 +61,10 @@ struct Outgoing {
 impl TcpConnection {
     /// Sends due segments, up to the limit of one round.
     pub(super) fn serve(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Served {
+        if !self.is_within_limits() {
+            context.counters.egress_limits.add(1);
+            self.flags.denied = true;
+        }
         if self.flags.denied {
             return self.reset(context);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ringfence_policy::Protocol;
 
 use crate::context::Context;
-use crate::egress::{Asked, DatagramInspector, Egress, Waiting};
+use crate::egress::{Asked, DatagramInspector, Egress, Permit, Waiting};
 
 /// Returns the policy if datagrams to this destination are queries that it inspects.
 pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a Arc<Egress>> {
@@ -21,19 +21,29 @@ pub(super) enum NotAdmitted {
     Held(Waiting),
 }
 
-/// Applies the policy to a new association. Returns the inspection that it needs. `outward` is the host's address of the
+/// Inspection that an association needs, and its permit if a rule has limits.
+#[derive(Default)]
+pub(super) struct Entry {
+    pub(super) inspector: Option<Box<DatagramInspector>>,
+    pub(super) permit: Option<Arc<Permit>>,
+}
+
+/// Applies the policy to a new association. `outward` is the host's address of the
 /// destination.
 pub(super) fn admit(
     to: SocketAddr,
     outward: SocketAddr,
     context: &Context<'_>,
-) -> Result<Option<Box<DatagramInspector>>, NotAdmitted> {
-    let Some(egress) = &context.egress else { return Ok(None) };
+) -> Result<Entry, NotAdmitted> {
+    let Some(egress) = &context.egress else { return Ok(Entry::default()) };
     if policy_of(to, context).is_some() {
-        return Ok(None);
+        return Ok(Entry::default());
     }
     match context.decide(to, outward, Protocol::Udp) {
-        Asked::Decided(Some(allowed)) => Ok(DatagramInspector::new(egress, to, allowed)),
+        Asked::Decided(Some(admitted)) => {
+            let permit = admitted.permit.clone();
+            Ok(Entry { inspector: DatagramInspector::new(egress, to, admitted), permit })
+        }
         Asked::Decided(None) => Err(NotAdmitted::Denied),
         Asked::Held(waiting) => Err(NotAdmitted::Held(waiting)),
     }

@@ -26,6 +26,7 @@
 
 mod admission;
 mod inspect;
+mod limits;
 mod mapping;
 pub mod multicast;
 mod names;
@@ -38,6 +39,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use ringfence_offload::packet::{Transport, protocol};
 use ringfence_policy::Protocol;
@@ -45,7 +47,7 @@ use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::egress::DatagramInspector;
+use crate::egress::{DatagramInspector, Permit};
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
@@ -86,6 +88,8 @@ struct Flow {
     path: KnownPath,
     /// Inspection that the egress policy requires.
     inspector: Option<Box<DatagramInspector>>,
+    /// Permit for rules with limits.
+    permit: Option<Arc<Permit>>,
 }
 
 impl Flow {
@@ -100,6 +104,7 @@ impl Flow {
             marks: Marks::default(),
             path: KnownPath::UNKNOWN,
             inspector: None,
+            permit: None,
         }
     }
 }
@@ -244,6 +249,9 @@ impl Udp {
         self.extend_deadline(id, context.now);
         self.set_marks(id, packet, context);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
+        if !self.is_within_limits(id, || payload_len(packet), context) {
+            return icmp_error::refuse(packet, Reason::Prohibited, context);
+        }
         if self.flows.get(id).is_some_and(|flow| flow.inspector.is_some()) {
             return self.send_inspected(id, packet, context);
         }
@@ -258,7 +266,7 @@ impl Udp {
     ) -> Option<FlowId> {
         let outward = context.open_to(key.remote, Protocol::Udp).ok_or(NotAdmitted::Denied);
         let admitted = outward.and_then(|to| Ok((to, admission::admit(key.remote, to, context)?)));
-        let (outward, inspector) = match admitted {
+        let (outward, entry) = match admitted {
             Ok(admitted) => admitted,
             Err(NotAdmitted::Held(waiting)) => {
                 context.hold(packet, waiting);
@@ -274,7 +282,7 @@ impl Udp {
         match self.open_route(id, &key, outward, context) {
             Ok(route) => {
                 let flow = self.flows.get_mut(id)?;
-                (flow.route, flow.inspector) = (route, inspector);
+                (flow.route, flow.inspector, flow.permit) = (route, entry.inspector, entry.permit);
                 self.make_path_known(id, context);
                 context.counters.udp_opened.add(1);
                 Some(id)

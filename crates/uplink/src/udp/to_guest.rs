@@ -147,7 +147,10 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        self.emit_answers(&key, &udp_ends, DatagramRun::all(buffer), link, context);
+        let run = DatagramRun::all(buffer);
+        if self.is_within_limits(id, || run.bytes(), context) {
+            self.emit_answers(&key, &udp_ends, run, link, context);
+        }
     }
 
     /// Sends the guest datagrams of a host that it has addressed: from a name server, as the egress policy has them.
@@ -242,9 +245,10 @@ impl Udp {
             self.flows.touch(id);
             self.extend_deadline(id, context.now);
             match self.flows.origin(id) {
-                Some(Origin::Guest) => {
+                Some(Origin::Guest) if self.is_within_limits(id, || run.bytes(), context) => {
                     self.emit_answers(&key, &udp_ends, run, link, context);
                 }
+                Some(Origin::Guest) => {}
                 _ => self.emit(&udp_ends, run, link, context),
             }
         }

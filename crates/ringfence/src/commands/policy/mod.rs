@@ -1,4 +1,4 @@
-//! `ringfence policy`: checks policy files, explains verdicts, replaces the policy of a guest, and shows its denials and
+//! `ringfence policy`: checks, converts and prints policy files, explains verdicts, replaces the policy of a guest, and shows its denials and
 //! verdicts.
 
 use std::fmt::Write as _;
@@ -12,6 +12,7 @@ use ringfence_uplink_process::egress::{self, presets};
 
 mod guests;
 mod holder;
+pub mod import;
 mod set;
 mod watch;
 mod why;
@@ -73,6 +74,17 @@ pub enum PolicyCommand {
         /// Name of the guest, or PID, as `ringfence policy guests` lists them
         guest: String,
     },
+    /// Convert the settings of another sandbox to a policy file, and print it
+    ///
+    /// Comments name the parts that have no rule, and patterns that cover more than before.
+    #[command(after_help = "Example:\n  ringfence policy import ~/.srt-settings.json > agent.toml")]
+    Import {
+        /// The settings file
+        file: PathBuf,
+        /// Program whose settings they are [default: that of the file's form]
+        #[arg(long, value_enum)]
+        from: Option<import::ImportFormat>,
+    },
     /// Print the policy file of a preset of `run --policy-preset`, to read it or to write one's own
     #[command(after_help = "Example:\n  ringfence policy preset pypi > mine.toml")]
     Preset {
@@ -112,6 +124,7 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
             watch::print(guest)?;
             Ok((String::new(), 0))
         }
+        PolicyCommand::Import { file, from } => Ok((import::import(file, *from)?, 0)),
         PolicyCommand::Preset { name } => Ok((presets::text(name)?.to_owned(), 0)),
     }
 }

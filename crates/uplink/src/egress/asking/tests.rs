@@ -1,11 +1,11 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use ringfence_policy::gate::{Decision, QueryEnds, QueryFate};
+use ringfence_policy::gate::{QueryEnds, QueryFate};
 use ringfence_policy::{Action, HostName, PolicySource, Protocol, RuleSource};
 
 use super::*;
 use crate::counters::UplinkCounters;
-use crate::egress::{Asked, Egress};
+use crate::egress::{Admitted, Asked, Egress};
 
 const NOW: Duration = Duration::from_secs(1000);
 const SECOND: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ impl Fixture {
         Fixture { egress, notes, counters: UplinkCounters::default() }
     }
 
-    fn admit(&self, to: &str, now: Duration) -> Asked<Option<Decision>> {
+    fn admit(&self, to: &str, now: Duration) -> Asked<Option<Admitted>> {
         self.egress.admit(to.parse().unwrap(), Protocol::Tcp, true, now, &self.counters)
     }
 

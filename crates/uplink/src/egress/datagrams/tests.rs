@@ -121,7 +121,7 @@ fn held_datagrams_are_bounded_for_association_and_guest() {
     let kept = egress.state().waiting;
     assert!((27 * 1200..FIRST_BYTES_HELD_MAX).contains(&kept), "{kept}");
     egress.state().waiting += FIRST_BYTES_HELD_MAX;
-    let (to, allowed) = (inspector.to, inspector.allowed.clone());
+    let (to, allowed) = (inspector.to, inspector.admitted.decision.clone());
     let mut other = DatagramInspector::new(&egress, to, allowed).unwrap();
     assert_eq!(other.judge(&halves(b"12345678", "a.org")[0], NOW), DatagramVerdict::Deny);
     egress.state().waiting -= FIRST_BYTES_HELD_MAX;
