@@ -20,6 +20,7 @@ use ringfence_block::storage::testing::{Driver, Random, image};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::frontend::{PlatformDisk, VbdFrontend};
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
+use ringfence_memory::UringPool;
 use ringfence_platform::local::hub::{Hub, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};
@@ -64,6 +65,8 @@ fn driver_domain() {
     };
     let options = FileOptions { engine, ..FileOptions::default() };
     let disk = FileDisk::open(&directory.join("disk"), &options).unwrap();
+    // Two queues, and those of a frontend before it.
+    let disk = disk.with_rings(Arc::new(UringPool::new(4, 64)));
     println!("\nserving");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();

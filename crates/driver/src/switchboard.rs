@@ -51,6 +51,8 @@ pub struct DriverConfig {
     pub switch: String,
     /// Logs debug messages to standard error.
     pub verbose: bool,
+    /// Number of io_uring rings that the domain makes before its sandbox closes, for disks in files.
+    pub rings: u16,
 }
 
 /// Report of a driver domain on its own channel, after its sandbox is closed and it listens.
@@ -156,6 +158,7 @@ pub struct DiskRequest {
 /// Storage of a disk, as the launcher opened it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Medium {
+    /// File, whose mark comes with it if it has one ([`OpenFile`](ringfence_block::storage::file::OpenFile)).
     File {
         /// Properties of the file, as the launcher measured them.
         facts: FileFacts,

@@ -18,12 +18,26 @@ use std::time::Duration;
 use ringfence_block::blkback::{PersistentCounters, QueueCounters, named_persistent};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_hostnet::log::LineBudget;
+use ringfence_memory::UringPool;
 use ringfence_sys::descriptors::Disposal;
 use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 use ringfence_wire::xenbus::DeviceId;
 
 /// Maximum number of disks in teardown at a time. A teardown lasts until its storage has completed all requests.
 const TEARDOWNS_MAX: usize = 256;
+
+/// Maximum number of operations that a disk's ring of io_uring has in flight.
+const RING_DEPTH: u32 = 128;
+
+/// Makes rings of io_uring for the disks of a process whose sandbox is not closed yet. A process that the kernel
+/// refuses them has none.
+pub(crate) fn rings(count: usize) -> UringPool {
+    let rings = UringPool::new(count, RING_DEPTH);
+    if let Some(error) = rings.refusal() {
+        tracing::debug!("no io_uring here ({error}): threads serve disks");
+    }
+    rings
+}
 
 /// Counters of one ring, which its thread updates.
 pub(crate) struct RingCounters {

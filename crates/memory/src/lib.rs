@@ -57,7 +57,7 @@ pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{AddressReservation, HUGE_PAGE, Mapping, Protection, ReservedPages};
 pub use page::PAGE_SIZE;
-pub use uring::{Completion, Uring};
+pub use uring::{Completion, Uring, UringPool};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -13,9 +13,14 @@
 //!
 //! Registered memory saves page lookups: the kernel resolves its pages once and holds them. It holds the pages,
 //! not the addresses; see [`Uring::register`].
+//!
+//! A process in a sandbox takes its rings from an [`UringPool`], and gives each back when it is dropped.
 
-// #syscall none: a sandboxed process makes no ring; threads serve its disks
+// #syscall driver,disk,daemon io_uring_enter 3-0xfffffffe 4==0: disks; the ring allows what the list does (`pool.rs`)
 
+mod pool;
+
+use core::mem::ManuallyDrop;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -23,6 +28,8 @@ use std::sync::Arc;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::lent::LentSlice;
+
+pub use pool::UringPool;
 
 /// Maximum operations in flight in one ring.
 const DEPTH_MAX: u32 = 4096;
@@ -53,7 +60,9 @@ unsafe impl Send for Slot {}
 
 /// io_uring for one file, with its operations in flight. Used by one thread at a time.
 pub struct Uring {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
+    /// Owner of the ring, which gets it back. Without one the ring is closed.
+    pool: Option<Arc<UringPool>>,
     /// File of all operations. Entries name its descriptor, and the file is not registered: a registered file
     /// stays open until the kernel has torn down the ring of a killed process, which takes seconds under load,
     /// and the file's lock stays with it. So does an operation in flight, but only until it completes.
@@ -71,6 +80,24 @@ fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
+/// Makes a ring of `depth` entries.
+fn build(depth: u32, is_disabled: bool) -> io::Result<IoUring> {
+    let builder = || {
+        let mut builder = IoUring::builder();
+        if is_disabled {
+            builder.setup_r_disabled();
+        }
+        builder
+    };
+    // The thread polls for completions, so no interrupt is needed for each (5.19).
+    builder().setup_coop_taskrun().setup_taskrun_flag().build(depth).or_else(|error| {
+        match errno(&error) {
+            libc::EINVAL => builder().build(depth),
+            _ => Err(error),
+        }
+    })
+}
+
 impl Uring {
     /// Creates a ring for up to `depth` operations in flight on `file`.
     ///
@@ -80,23 +107,21 @@ impl Uring {
     /// beyond the limit of locked memory (kernels before 5.12).
     pub fn new(file: Arc<OwnedFd>, depth: u32) -> io::Result<Uring> {
         let depth = depth.clamp(1, DEPTH_MAX);
-        // The thread polls for completions, so no interrupt is needed for each (5.19).
-        let ring =
-            IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(depth).or_else(
-                |error| match errno(&error) {
-                    libc::EINVAL => IoUring::new(depth),
-                    _ => Err(error),
-                },
-            )?;
+        Ok(Uring::on(build(depth, false)?, file, depth, None))
+    }
+
+    /// Uses a ring without operations, which has at least `depth` entries.
+    fn on(ring: IoUring, file: Arc<OwnedFd>, depth: u32, pool: Option<Arc<UringPool>>) -> Uring {
         let empty = |_| Slot { token: 0, in_flight: false, memory: vec![], ranges: vec![] };
-        Ok(Uring {
-            ring,
+        Uring {
+            ring: ManuallyDrop::new(ring),
+            pool,
             file,
             slots: (0..depth).map(empty).collect(),
             free: (0..depth).rev().collect(),
             queued: 0,
             registered: vec![],
-        })
+        }
     }
 
     /// Returns the ring's file.
@@ -250,8 +275,12 @@ impl Uring {
     ///
     /// # Errors
     ///
-    /// Returns the kernel's error: `EINVAL` before 5.19, `EBUSY` for a second call.
+    /// Returns the kernel's error: `EINVAL` before 5.19, `EBUSY` for a second call. Fails with `EACCES` for a ring of
+    /// a pool.
     pub fn prepare_registration(&mut self, count: u16) -> io::Result<()> {
+        if self.pool.is_some() {
+            return Err(io::Error::from_raw_os_error(libc::EACCES));
+        }
         self.ring.submitter().register_buffers_sparse(u32::from(count))?;
         self.registered = vec![None; usize::from(count)];
         Ok(())
@@ -362,7 +391,7 @@ impl Uring {
         slot.token = token;
         slot.in_flight = true;
         let entry = entry.user_data(u64::from(number));
-        // SAFETY: the file is registered with this ring. By I1 the memory stays valid until the completion, because
+        // SAFETY: the file is open while this ring lives. By I1 the memory stays valid until the completion, because
         // the slot is in flight from here on.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // There are at least as many entries as slots, and every queued entry has a slot.
@@ -382,8 +411,9 @@ impl AsFd for Uring {
     }
 }
 
-impl Drop for Uring {
-    fn drop(&mut self) {
+impl Uring {
+    /// Waits until no operation is in flight. Returns `false` if the ring has failed.
+    fn drain(&mut self) -> bool {
         // I1: the kernel may still access the memory of slots in flight.
         while self.free.len() < self.slots.len() {
             let waited = self.ring.submit_and_wait(1);
@@ -394,11 +424,22 @@ impl Drop for Uring {
                 for slot in self.slots.drain(..).filter(|slot| slot.in_flight) {
                     core::mem::forget(slot);
                 }
-                return;
+                return false;
             }
             self.complete(drop);
         }
-        let _ = self.ring.submitter().unregister_files();
+        true
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        let is_usable = self.drain();
+        // SAFETY: the ring is not used after this: its only other user, `drain`, has returned.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        if let Some(pool) = self.pool.take().filter(|_| is_usable) {
+            pool.give_back(ring);
+        }
     }
 }
 

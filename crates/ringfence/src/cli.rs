@@ -350,6 +350,9 @@ pub struct RunArgs {
     /// it is written, and storage that computes checksums (btrfs, ZFS) cannot read such a block again; `auto`, the
     /// default, copies for such storage.
     ///
+    /// `engine=auto`, `io_uring` or `threads`: what does the I/O of a raw file. `auto`, the default, is io_uring where the
+    /// kernel allows it.
+    ///
     /// `sector=512` or `4096`: the unit of requests; by default the device's, and 512 for files.
     ///
     /// `discard`: ranges that the guest discards, or zeroes, are returned to the file system. Zeros are stored as holes

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use ringfence_access::Mode;
-use ringfence_block::storage::file::{FileOptions, OpenFile};
+use ringfence_block::storage::file::{Engine, FileOptions, OpenFile};
 use ringfence_block::storage::qcow2::{ImageOptions, OpenChain};
 use ringfence_driver::switchboard::Medium;
 use ringfence_nbd::client::{NbdAddress, NbdConnector, NbdOptions};
@@ -54,8 +54,7 @@ impl fmt::Display for Source {
     }
 }
 
-const FILE_OPTIONS: &str =
-    "ro, discard, mode=, cache=, bounce=, format=raw|qcow2, backing=any and sector=512|4096";
+const FILE_OPTIONS: &str = "ro, discard, mode=, cache=, bounce=, engine=, format=raw|qcow2, backing=any and sector=512|4096";
 const SERVER_OPTIONS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
 
 /// Option of a disk as it was given: `NAME=VALUE`, or `NAME` with an empty value.
@@ -90,6 +89,7 @@ fn apply_to_file(
         ("format", "raw") => options.raw = true,
         ("cache", _) => options.cache = value.parse().map_err(|e| text(&e))?,
         ("bounce", _) => options.bounce = value.parse().map_err(|e| text(&e))?,
+        ("engine", _) => options.engine = value.parse().map_err(|e| text(&e))?,
         ("sector", "512") => options.sector_size = Some(512),
         ("sector", "4096") => options.sector_size = Some(4096),
         _ => return Ok(false),
@@ -136,6 +136,9 @@ impl ImageWords {
     /// Returns the source that a file with these options is.
     fn source(self, path: PathBuf, file: FileOptions) -> Result<Source, String> {
         match self {
+            ImageWords { is_image: true, .. } if file.engine == Engine::IoUring => {
+                Err("threads serve images: `engine=io_uring` is an option of raw files".to_owned())
+            }
             ImageWords { is_image: true, .. } if file.raw => {
                 Err("format=raw and format=qcow2 exclude each other".to_owned())
             }
@@ -192,9 +195,13 @@ impl Source {
             Source::File { path, options } => {
                 // The error's message has the reason already.
                 let opened = OpenFile::open_reporting(path, options, report);
-                let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
+                let OpenFile { file, facts, mark } = opened.map_err(|error| anyhow!("{error}"))?;
                 let medium = Medium::File { facts, options: options.clone() };
-                Ok(OpenedSource { medium, files: vec![file], connector: None })
+                Ok(OpenedSource {
+                    medium,
+                    files: [file].into_iter().chain(mark).collect(),
+                    connector: None,
+                })
             }
             Source::Image { path, options } => {
                 let chain = OpenChain::open(path, options, report);
@@ -342,13 +349,15 @@ mod tests {
         let spec: DiskSpec = "/a=b.img".parse().unwrap();
         assert_eq!(spec.source, file("/a=b.img", FileOptions::default()));
         assert_eq!(spec.mode, Mode::Persistent);
-        let text = "x,ro,mode=map,cache=writethrough,bounce=always,sector=4096,discard,format=raw";
+        let text = "x,ro,mode=map,cache=writethrough,bounce=always,engine=threads,sector=4096,discard,\
+                    format=raw";
         let spec: DiskSpec = text.parse().unwrap();
         assert_eq!(spec.mode, Mode::Map);
         let wanted = FileOptions {
             read_only: true,
             cache: CacheMode::WriteThrough,
             bounce: Bounce::Always,
+            engine: Engine::Threads,
             sector_size: Some(4096),
             discard: true,
             raw: true,
@@ -363,6 +372,7 @@ mod tests {
         let file = FileOptions { read_only: true, ..FileOptions::default() };
         let options = ImageOptions { file, any_folder: true };
         assert_eq!(spec.source, Source::Image { path: "x".into(), options });
+        assert!("x,format=qcow2,engine=io_uring".parse::<DiskSpec>().is_err(), "threads serve it");
     }
 
     #[test]

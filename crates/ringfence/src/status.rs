@@ -122,8 +122,8 @@ struct DaemonTable<'a> {
 
 const HEADS: [&str; 8] =
     ["INTERFACE", "DOMAIN", "STATE", "ATTACHED", "MODE", "QUEUES", "SENT", "RECEIVED"];
-const DISK_HEADS: [&str; 8] =
-    ["DISK", "DOMAIN", "STATE", "STORAGE", "MODE", "QUEUES", "READ", "WRITTEN"];
+const DISK_HEADS: [&str; 9] =
+    ["DISK", "DOMAIN", "STATE", "STORAGE", "MODE", "ENGINE", "QUEUES", "READ", "WRITTEN"];
 
 impl fmt::Display for DaemonTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -260,6 +260,7 @@ fn disk_row(disk: &VbdStatus) -> [String; DISK_HEADS.len()] {
         .to_string(),
         if disk.read_only { format!("{storage} (ro)") } else { storage.to_owned() },
         if falls_back { "map".to_owned() } else { disk.mode.clone() },
+        disk.engine.clone().unwrap_or_else(|| "-".to_owned()),
         disk.queues.len().to_string(),
         sum(&disk.queues, "read_bytes"),
         sum(&disk.queues, "written_bytes"),
@@ -337,6 +338,7 @@ mod tests {
             storage: Some("/dev/vg/a".to_owned()),
             read_only: true,
             mode: "persistent".to_owned(),
+            engine: Some("io_uring".to_owned()),
             queues: vec![QueueStatus { counters }],
             problem: Some("it is slow".to_owned()),
             ..VbdStatus::default()
@@ -362,6 +364,7 @@ mod tests {
                 "/dev/vg/a",
                 "(ro)",
                 "map",
+                "io_uring",
                 "1",
                 "9",
                 "B",

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
+use ringfence_block::storage::file::check_uring;
 use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::isolation::Isolation;
 use ringfence_sys::namespaces::inheritable_fds;
@@ -156,6 +157,11 @@ fn attack_from_inside(last_pid: i32, is_lent_to: bool) {
         outcomes.note("kill everybody", attack::may_kill(everybody));
     }
     attack_system(&mut outcomes);
+    // The rings of a driver domain serve its disks; a frontend has none.
+    match attack::find_ring() {
+        Some(ring) => attack_ring(ring, &mut outcomes),
+        None => say("[ring: none]"),
+    }
     let files = attack::sealed_files();
     attack_arenas(&files, &mut outcomes);
     outcomes.print();
@@ -170,6 +176,9 @@ fn attack_without_sandbox(victim: i32) {
     let memory = format!("/proc/{victim}/mem");
     outcomes.note("open memory of", std::fs::File::open(memory));
     attack_system(&mut outcomes);
+    if let Ok(ring) = attack::io_uring() {
+        attack_ring(ring, &mut outcomes);
+    }
     let (writable, read_only) = arena_files();
     attack_arenas(&[writable, read_only], &mut outcomes);
     outcomes.print();
@@ -228,6 +237,42 @@ fn attack_system(outcomes: &mut Outcomes) {
     // Last, because it would change the place of the other attempts.
     for flags in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWNET, libc::CLONE_FS] {
         outcomes.note("unshare", attack::unshare(flags));
+    }
+}
+
+/// Operations of io_uring that disks use: `readv`, `writev`, `fsync`, `fallocate`, `read`, `write`.
+const DISK_OPERATIONS: [u8; 6] = [1, 2, 3, 17, 22, 23];
+/// Number of operations of io_uring in Linux 5.10, all of which an attacker tries.
+const OPERATIONS: u8 = 37;
+/// Number of registrations of io_uring in Linux 6.18.
+const REGISTRATIONS: u32 = 36;
+
+/// Uses a ring for what the filter of system calls denies.
+fn attack_ring(ring: OwnedFd, outcomes: &mut Outcomes) {
+    let ring = attack::RingMemory::map(ring).unwrap();
+    outcomes.note("open by a ring", ring.submit(&attack::open_entry()));
+    outcomes.note("socket by a ring", ring.submit(&attack::socket_entry()));
+    // Without a file the operations of disks fail, so they show whether a flag is accepted.
+    let is_accepted = allowed_if(Errno::BADF);
+    for flags in [1 << 0, 1 << 1, 1 << 4] {
+        let submitted = ring.submit(&attack::plain_entry(3, flags)).map(drop);
+        outcomes.note("flags of an operation of a ring", submitted.or_else(&is_accepted));
+    }
+    outcomes.note("enter a ring with other flags", attack::enter_ring_with_flags(ring.file()));
+    for what in 0..REGISTRATIONS {
+        outcomes.note("register with a ring", attack::register_with_ring(ring.file(), what));
+    }
+    for code in (0..OPERATIONS).filter(|code| !DISK_OPERATIONS.contains(code)) {
+        let refused = ring.submit(&attack::plain_entry(code, 0));
+        outcomes.note(
+            "other operation of a ring",
+            match refused {
+                Err(error) if error.raw_os_error() == Some(Errno::ACCESS.raw_os_error()) => {
+                    Err(error)
+                }
+                _ => Ok(()),
+            },
+        );
     }
 }
 
@@ -348,7 +393,10 @@ fn taken_over(mode: &str) {
     let stranger = honest.run("--switch victim", &["sleep", "300"]);
     stranger.wait_up();
     let options = format!("-v --switch s --mode {mode}");
-    let first = lab.run(&format!("{options} --name a"), &["sleep", "300"]);
+    let image = lab.file("disk");
+    std::fs::write(&image, [0; 1 << 16]).unwrap();
+    let disk = format!("--disk {}", image.display());
+    let first = lab.run(&format!("{options} --name a {disk}"), &["sleep", "300"]);
     first.wait_up();
     // A guest of a correct switch, whose driver domain does not attack.
     let program = env!("CARGO_BIN_EXE_ringfence");
@@ -383,6 +431,7 @@ fn check_attacker(launcher: &Running, attacker: &str, victims: &[&Running]) {
     let done = eventually(Duration::from_secs(60), || said().contains_key("attacked"));
     assert!(done, "the {attacker} never finished its attacks");
     let mut found = said();
+    found.remove("ring");
     let attacked = found.remove("attacked").unwrap();
     assert!(found.len() > 25, "attacks of the {attacker} are missing: {found:?}");
     let succeeded = found.iter().filter(|(_, outcome)| *outcome == "SUCCEEDED").count();
@@ -391,6 +440,10 @@ fn check_attacker(launcher: &Running, attacker: &str, victims: &[&Running]) {
     let on_arenas = on_arenas.iter().filter(|_| attacker == "driver domain");
     for needed in ["MADV_COLLAPSE", "process_vm_readv", "pidfd_getfd"].iter().chain(on_arenas) {
         assert!(found.contains_key(*needed), "the {attacker} did not try {needed}: {found:?}");
+    }
+    if attacker == "driver domain" {
+        let has_ring = found.contains_key("open by a ring");
+        assert!(has_ring || check_uring().is_err(), "the {attacker} had no ring: {found:?}");
     }
     let last: i32 = attacked.rsplit(' ').next().unwrap().parse().unwrap();
     for process in victims.iter().flat_map(|victim| victim.processes()) {

@@ -152,6 +152,9 @@ fn disk_in_file_is_served_without_denied_call() {
         let disk = image_file(&lab, 16);
         copy_both_ways(&lab, &format!("--disk {},mode={mode}", disk.display()));
     }
+    let lab = Lab::of(program());
+    let disk = image_file(&lab, 16);
+    copy_both_ways(&lab, &format!("--disk {},engine=threads", disk.display()));
     // Discarded ranges, and random requests with flushes between them.
     require!(Need::Program("fio", "fio"));
     let lab = Lab::of(program());

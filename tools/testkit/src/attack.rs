@@ -60,6 +60,13 @@ macro_rules! call {
     }};
 }
 
+mod ring;
+
+pub use ring::{
+    RingMemory, enter_ring_with_flags, find_ring, io_uring, open_entry, plain_entry,
+    register_with_ring, socket_entry,
+};
+
 /// Reads another process's memory at an unmapped address. `EFAULT` means that the kernel *allowed*
 /// the access.
 ///
@@ -219,17 +226,6 @@ pub fn socket(family: i32, kind: i32) -> io::Result<OwnedFd> {
 /// Returns the kernel's error.
 pub fn memory_file() -> io::Result<OwnedFd> {
     call!(SYS_memfd_create, c"attack".as_ptr(), 0).map(own)
-}
-
-/// Creates an io_uring, whose operations bypass system call filters.
-///
-/// # Errors
-///
-/// Returns the kernel's error.
-pub fn io_uring() -> io::Result<OwnedFd> {
-    // struct io_uring_params is 120 bytes; zeroes select the defaults.
-    let mut parameters = [0u8; 120];
-    call!(SYS_io_uring_setup, 1, parameters.as_mut_ptr()).map(own)
 }
 
 /// Creates a userfaultfd, with which a process can block a peer's copy in its middle.
@@ -443,18 +439,46 @@ impl Window {
     ///
     /// Returns the kernel's error; `EACCES` for a writable mapping of a file that is not writable.
     pub fn new(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Window> {
+        Window::at(file, length, writable, 0)
+    }
+
+    /// Maps `length` bytes of a file from `offset`.
+    fn at(
+        file: BorrowedFd<'_>,
+        length: usize,
+        writable: bool,
+        offset: libc::off_t,
+    ) -> io::Result<Window> {
         /// Free address that is a multiple of the size of a huge page, so that the mapping can contain one.
         const HINT: usize = 0x2000_0000_0000;
         let hint = ptr::without_provenance_mut(HINT);
         let write = if writable { libc::PROT_WRITE } else { 0 };
         let protection = libc::PROT_READ | write;
         // SAFETY: a new mapping at a mere hint replaces no memory. No reference to its bytes is created.
-        let at =
-            unsafe { libc::mmap(hint, length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(hint, length, protection, libc::MAP_SHARED, file.as_raw_fd(), offset)
+        };
         if at == libc::MAP_FAILED {
             Err(io::Error::last_os_error())
         } else {
             Ok(Window { at, length })
+        }
+    }
+
+    /// Reads a number that the kernel writes.
+    fn number(&self, at: usize) -> u32 {
+        assert!(at.is_multiple_of(4) && at + 4 <= self.length);
+        // SAFETY: the aligned word lies in the mapping.
+        unsafe { ptr::read_volatile(self.at.cast::<u8>().add(at).cast()) }
+    }
+
+    /// Writes words for the kernel, which reads them in the next system call.
+    fn put<T: Copy>(&self, at: usize, words: &[T]) {
+        let size = size_of::<T>();
+        assert!(at.is_multiple_of(size) && at + size_of_val(words) <= self.length);
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: the aligned word lies in the mapping, which is writable.
+            unsafe { ptr::write_volatile(self.at.cast::<u8>().add(at + i * size).cast(), *word) };
         }
     }
 

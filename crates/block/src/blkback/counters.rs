@@ -4,7 +4,14 @@ use ringfence_access::persistent::PersistentCounters;
 use ringfence_sys::counters::{Counter, Level};
 use ringfence_wire::blkif::{Direction, SegmentRange};
 
+use crate::storage::QueueEngine;
 use crate::work::Work;
+
+/// Level of a disk: rings that io_uring serves.
+const RINGS_OF_IO_URING: &str = "rings_io_uring";
+
+/// Level of a disk: rings that threads serve.
+const RINGS_OF_THREADS: &str = "rings_threads";
 
 /// Running totals of one queue. All counters start at 0.
 #[derive(Default, Debug)]
@@ -42,9 +49,16 @@ pub struct QueueCounters {
     pub in_flight: Level,
     /// Persistent pages that are mapped now.
     pub kept: Level,
+    /// Engine of the queue of the disk, for disks that have several.
+    pub engine: Option<QueueEngine>,
 }
 
 impl QueueCounters {
+    /// Creates the counters of a queue whose disk has this engine.
+    pub(super) fn of(engine: Option<QueueEngine>) -> QueueCounters {
+        QueueCounters { engine, ..QueueCounters::default() }
+    }
+
     /// Returns the name and value of each counter.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let of = |name, counter: &Counter| (name, counter.get());
@@ -68,9 +82,15 @@ impl QueueCounters {
         ]
     }
 
-    /// Returns the name and value of each level.
-    pub fn levels(&self) -> [(&'static str, u64); 2] {
-        [("requests_in_flight", self.in_flight.get()), ("pages_mapped", self.kept.get())]
+    /// Returns the name and value of each level. The sums over a disk's queues say which engines serve it.
+    pub fn levels(&self) -> [(&'static str, u64); 4] {
+        let has = |engine| u64::from(self.engine == Some(engine));
+        [
+            ("requests_in_flight", self.in_flight.get()),
+            ("pages_mapped", self.kept.get()),
+            (RINGS_OF_IO_URING, has(QueueEngine::IoUring)),
+            (RINGS_OF_THREADS, has(QueueEngine::Threads)),
+        ]
     }
 
     pub(super) fn count(&self, work: Work, ranges: &[SegmentRange]) {
@@ -94,6 +114,23 @@ impl QueueCounters {
                 _ => {}
             },
         }
+    }
+}
+
+/// Returns the names of the engines of a disk by its levels. `None` for storage without a choice.
+pub fn engine_names<N: AsRef<str>>(
+    levels: impl IntoIterator<Item = (N, u64)>,
+) -> Option<&'static str> {
+    let (mut rings, mut threads) = (false, false);
+    for (name, level) in levels {
+        rings |= name.as_ref() == RINGS_OF_IO_URING && level > 0;
+        threads |= name.as_ref() == RINGS_OF_THREADS && level > 0;
+    }
+    match (rings, threads) {
+        (true, false) => Some("io_uring"),
+        (false, true) => Some("threads"),
+        (true, true) => Some("io_uring+threads"),
+        (false, false) => None,
     }
 }
 

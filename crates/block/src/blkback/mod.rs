@@ -61,7 +61,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use counters::{QueueCounters, named_persistent};
+pub use counters::{QueueCounters, engine_names, named_persistent};
 pub use fault::QueueFault;
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_access::{Mode, RequestAccess};
@@ -237,7 +237,7 @@ impl Blkback {
             let may_keep = matches!(mode, Mode::Persistent | Mode::Window);
             let keeps = (agreement.persistent && may_keep).then_some(options.persistent);
             let pages = RequestAccess::new(pages, mode, keeps).with_window(window);
-            let counters = Arc::new(QueueCounters::default());
+            let counters = Arc::new(QueueCounters::of(queue.engine()));
             let persistent = Arc::clone(pages.persistent());
             let (counted, totals) = (Arc::clone(&reports.rules), Arc::clone(&counters));
             let queue = BlkbackQueue::new(ring, terms, pages, queue, counted, totals);

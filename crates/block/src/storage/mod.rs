@@ -176,6 +176,13 @@ pub struct Done {
     pub segments: Vec<Segment>,
 }
 
+/// Engine that executes the I/O of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueueEngine {
+    IoUring,
+    Threads,
+}
+
 /// Open disk, shared by the users of its queues.
 pub trait Disk: Send + Sync {
     /// Returns the properties of the disk.
@@ -225,4 +232,9 @@ pub trait DiskQueue: Send {
 
     /// Ends a registration. After the call only requests in flight hold the memory.
     fn unregister(&mut self, _name: u64) {}
+
+    /// Returns the engine that executes the I/O, for disks that have several.
+    fn engine(&self) -> Option<QueueEngine> {
+        None
+    }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringfence_block::vhost_user::{DiskOptions, VhostUserDisk};
 use ringfence_frame::Fault;
 use ringfence_hostnet::log;
+use ringfence_memory::UringPool;
 use ringfence_nbd::client::Dialer;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
@@ -25,6 +26,8 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::{DiskConfig, FromDisk, LOG_FILES, ToDisk};
 use crate::switch::media;
+use crate::switchboard::Medium;
+use crate::vbds::rings;
 
 /// Maximum time to poll after the last work, where other processors can produce work meanwhile.
 const SPIN_MAX: Duration = Duration::from_micros(50);
@@ -78,9 +81,10 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     log::to_stderr(config.verbose);
     // The closed sandbox denies the file that this needs.
     let signal = EventSignal::new().map_err(io::Error::from)?;
+    let rings = Arc::new(rings(usize::from(matches!(config.medium, Medium::File { .. }))));
     isolation.lock()?;
     locked()?;
-    let mut server = DiskServer::new(config, fds, signal, channel)?;
+    let mut server = DiskServer::new(config, fds, signal, &rings, channel)?;
     channel.send(&FromDisk::Ready, &[])?;
     server.serve()
 }
@@ -101,6 +105,7 @@ impl DiskServer<'_> {
         config: DiskConfig,
         fds: Vec<OwnedFd>,
         signal: EventSignal,
+        rings: &Arc<UringPool>,
         channel: &'a Channel,
     ) -> Result<DiskServer<'a>, DiskError> {
         let mut fds = fds.into_iter();
@@ -110,8 +115,8 @@ impl DiskServer<'_> {
         let wanted = WakeFd::new()?;
         let waker = wanted.clone();
         let wake = Arc::new(move || waker.wake());
-        let (storage, dialer) =
-            media::open_storage(&config.medium, fds.collect(), wake).map_err(DiskError::Storage)?;
+        let (storage, dialer) = media::open_storage(&config.medium, fds.collect(), wake, rings)
+            .map_err(DiskError::Storage)?;
         let reports = channel.try_clone()?;
         let report: ringfence_vhost_user::Reporter =
             Box::new(move |state| reports.send_or_drop(&FromDisk::Machine(state.into())));

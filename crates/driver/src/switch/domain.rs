@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_frame::port::Fault;
+use ringfence_memory::UringPool;
 use ringfence_nbd::client::Dialer;
 use ringfence_platform::local::hub::HubHandle;
 use ringfence_platform::{DomId, Platform};
@@ -74,6 +75,7 @@ pub(super) struct SwitchDomain {
     pub(super) dataplane: DataplaneHandle,
     pub(super) plan: AddressPlan,
     pub(super) admission: Admission,
+    pub(super) rings: Arc<UringPool>,
     pub(super) guests: Vec<Guest>,
     lifetime: Lifetime,
 }
@@ -96,15 +98,18 @@ pub(super) struct Parts {
     pub(super) hub: HubHandle,
     pub(super) dataplane: DataplaneHandle,
     pub(super) admission: Admission,
+    /// Rings for disks in files.
+    pub(super) rings: UringPool,
 }
 
 impl SwitchDomain {
     /// Creates the domain of the switch `name`, without a guest.
     pub(super) fn new(name: &str, parts: Parts) -> SwitchDomain {
-        let Parts { listener, hub, dataplane, admission } = parts;
+        let Parts { listener, hub, dataplane, admission, rings } = parts;
         let lifetime = Lifetime { end: Some(Instant::now() + GUEST_WITHIN), ..Lifetime::default() };
         let (plan, guests) = (AddressPlan::new(name), Vec::new());
-        SwitchDomain { listener, hub, dataplane, plan, admission, guests, lifetime }
+        let rings = Arc::new(rings);
+        SwitchDomain { listener, hub, dataplane, plan, admission, rings, guests, lifetime }
     }
 
     // #syscall driver accept4: launchers connect

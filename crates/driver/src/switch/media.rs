@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use ringfence_access::Mode;
 use ringfence_block::storage::Disk;
-use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
+use ringfence_block::storage::file::{Engine, FileDisk, OpenFile};
 use ringfence_block::storage::qcow2::QcowDisk;
 use ringfence_block::vbd::toolstack::VbdConfig;
+use ringfence_memory::UringPool;
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_sys::descriptors::Descriptors;
 
@@ -28,11 +29,14 @@ pub(super) struct OpenedMedium {
     pub(super) dialer: ConnectionSource,
 }
 
+/// Refusal of a message with more descriptors than its medium has.
+const SURPLUS: &str = "there are too many descriptors";
+
 fn text(error: &dyn std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Opens the storage that a launcher requests. `wake` is called when the disk needs a connection.
+/// Opens the storage that a launcher requests. `wake` is called when the disk needs a connection; `rings` serve files.
 ///
 /// # Errors
 ///
@@ -41,9 +45,10 @@ pub(super) fn open(
     request: &DiskRequest,
     fds: Descriptors,
     wake: Arc<dyn Fn() + Send + Sync>,
+    rings: &Arc<UringPool>,
 ) -> Result<OpenedMedium, String> {
     let mode = Mode::for_disk(&request.mode).map_err(|e| text(&e))?;
-    let (disk, dialer) = open_storage(&request.medium, fds.into_vec(), wake)?;
+    let (disk, dialer) = open_storage(&request.medium, fds.into_vec(), wake, rings)?;
     let (read_only, no_discard) = match &request.medium {
         Medium::File { facts, options } => (facts.read_only, !options.discard),
         Medium::Image { options, .. } => (options.read_only, !options.discard),
@@ -54,7 +59,7 @@ pub(super) fn open(
 }
 
 /// Opens storage on a file, the files of an image or a connection, which an NBD server may lack at first. `wake` is called when it needs a
-/// connection from the returned dialer.
+/// connection from the returned dialer; `rings` serve a file.
 ///
 /// # Errors
 ///
@@ -63,11 +68,19 @@ pub(crate) fn open_storage(
     medium: &Medium,
     files: Vec<OwnedFd>,
     wake: Arc<dyn Fn() + Send + Sync>,
+    rings: &Arc<UringPool>,
 ) -> Result<(Arc<dyn Disk>, ConnectionSource), String> {
     match medium {
         Medium::File { facts, options } => {
-            let file = at_most_one(files)?.ok_or("the file is missing")?;
-            Ok((Arc::new(open_file(file, *facts, options)?), None))
+            check_engine(options.engine, rings)?;
+            let mut files = files.into_iter();
+            let (file, mark) = (files.next().ok_or("the file is missing")?, files.next());
+            if files.next().is_some() {
+                return Err(SURPLUS.to_owned());
+            }
+            let opened = OpenFile { file, facts: *facts, mark };
+            let disk = FileDisk::new(opened, options).map_err(|e| text(&e))?;
+            Ok((Arc::new(disk.with_rings(Arc::clone(rings))), None))
         }
         Medium::Image { chain, options } => {
             let disk = QcowDisk::handed(chain, files, options).map_err(|e| text(&e))?;
@@ -82,14 +95,17 @@ pub(crate) fn open_storage(
     }
 }
 
-fn at_most_one(mut files: Vec<OwnedFd>) -> Result<Option<OwnedFd>, String> {
-    let file = files.pop();
-    if files.is_empty() { Ok(file) } else { Err("there are too many descriptors".to_owned()) }
+/// Refuses a disk that must have io_uring in a process without a free ring.
+fn check_engine(engine: Engine, rings: &UringPool) -> Result<(), String> {
+    if engine != Engine::IoUring || rings.left() > 0 {
+        return Ok(());
+    }
+    let none_left = "no ring is left, or the switch began without a disk in a file";
+    let why = rings.refusal().map_or_else(|| none_left.to_owned(), |error| text(error));
+    Err(format!("engine=io_uring: {why}; engine=auto uses threads in this case"))
 }
 
-fn open_file(file: OwnedFd, facts: FileFacts, options: &FileOptions) -> Result<FileDisk, String> {
-    // io_uring would execute operations that the seccomp filter does not see, so it is not allowed
-    // here. Use a thread pool.
-    let options = FileOptions { engine: Engine::Threads, ..options.clone() };
-    FileDisk::new(OpenFile { file, facts }, &options).map_err(|e| text(&e))
+fn at_most_one(mut files: Vec<OwnedFd>) -> Result<Option<OwnedFd>, String> {
+    let file = files.pop();
+    if files.is_empty() { Ok(file) } else { Err(SURPLUS.to_owned()) }
 }

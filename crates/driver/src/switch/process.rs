@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_hostnet::log;
+use ringfence_memory::UringPool;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubLimits};
@@ -23,6 +24,7 @@ use super::error::DriverError;
 use super::nodes;
 use crate::domain::Control;
 use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
+use crate::vbds::rings;
 use crate::workers::{EndedPorts, worker_count};
 
 /// Time limit for storage operations in flight at the end.
@@ -63,8 +65,9 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     ignore_file_size_signal();
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     log::to_stderr(config.verbose);
+    let rings = rings(usize::from(config.rings));
     isolation.lock()?;
-    let control = start(&config, admission, listener)?;
+    let control = start(&config, admission, listener, rings)?;
     locked()?;
     channel.send(&DriverReport::Ready, &[])?;
     serve(control)
@@ -78,7 +81,7 @@ pub fn serve_unconfined(
     listener: OwnedFd,
     prepare: impl FnOnce(&ringfence_switch::dataplane::DataplaneHandle) -> io::Result<()>,
 ) -> Result<(), DriverError> {
-    let control = start(config, Admission::own()?, listener)?;
+    let control = start(config, Admission::own()?, listener, rings(usize::from(config.rings)))?;
     prepare(&control.backends.domain.dataplane)?;
     serve(control)
 }
@@ -88,6 +91,7 @@ pub(super) fn start(
     config: &DriverConfig,
     admission: Admission,
     listener: OwnedFd,
+    rings: UringPool,
 ) -> Result<Control<LocalPlatform, SwitchDomain>, DriverError> {
     rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from)?;
     let (hub_thread, hub) = Hub::new(HubLimits::default())?;
@@ -103,7 +107,7 @@ pub(super) fn start(
     let ended = EndedPorts::new()?;
     let fabric = || Fabric::Switch(Switch::new());
     let dataplane = ended.start_workers(worker_count(QUEUES_MAX), fabric, platform.counters())?;
-    let parts = Parts { listener, hub, dataplane, admission };
+    let parts = Parts { listener, hub, dataplane, admission, rings };
     let domain = SwitchDomain::new(&config.switch, parts);
     let mut control = Control::new(domain, platform, store, ended)?;
     control.devices.watch_releases(&mut control.store)?;

@@ -266,7 +266,8 @@ impl<P: Platform> Control<P, SwitchDomain> {
         }
         let device = vbd_of(frontend, handle);
         let wake = Arc::new(self.backends.vbds.notifier(device));
-        let OpenedMedium { mode, disk, config, dialer } = media::open(request, fds, wake.clone())?;
+        let OpenedMedium { mode, disk, config, dialer } =
+            media::open(request, fds, wake.clone(), &self.backends.domain.rings)?;
         vbd_toolstack::create(&mut self.store, &device, config).map_err(|e| text(&e))?;
         let options = BlkbackOptions { mode, ..BlkbackOptions::default() };
         let backend = VbdBackend::new(device, options, disk, wake);

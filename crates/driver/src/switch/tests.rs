@@ -37,7 +37,7 @@ impl World {
         rustix::net::bind(&listener, &address).unwrap();
         rustix::net::listen(&listener, 4).unwrap();
         rustix::net::connect(&near, &address).unwrap();
-        let config = DriverConfig { switch: "test".to_owned(), verbose: false };
+        let config = DriverConfig { switch: "test".to_owned(), verbose: false, rings: 0 };
         let control = process::start(&config, Admission::own().unwrap(), listener).unwrap();
         let launcher = Channel::from_fd(near);
         proof::introduce(&launcher).unwrap();

@@ -13,6 +13,7 @@ use ringfence_access::staging::StagingPool;
 use ringfence_hostnet::log;
 use ringfence_hostnet::netlink::Notices;
 use ringfence_hostnet::runtime_dir::RuntimeDirError;
+use ringfence_memory::UringPool;
 use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::netback::QueueRecords;
 use ringfence_net::vif::backend::QUEUES_MAX;
@@ -43,10 +44,12 @@ use crate::devices::Served;
 use crate::domain::{Backends, Control, DriverDomain, Flow, OtherPort, Readiness};
 use crate::host_leg::{HostLeg, HostTap};
 use crate::ports::device_name;
-use crate::vbds::Vbd;
+use crate::vbds::{Vbd, rings};
 use crate::vifs::Vif;
 use crate::workers::{EndedPorts, worker_count};
 
+/// Number of rings of io_uring. Threads serve the rings of guests' disks beyond it.
+const RINGS: usize = 64;
 /// Time that guests have to disconnect when the daemon closes their devices and ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for storage operations in flight of removed disks at the end.
@@ -122,6 +125,8 @@ pub(super) struct XenDomain {
     pub(super) switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
     staging: Staging,
+    /// Rings for disks in files.
+    pub(super) rings: Arc<UringPool>,
     /// Number of vifs that were taken over from an earlier daemon.
     pub(super) adopted_vifs: u64,
     /// Number of disks that were taken over from an earlier daemon.
@@ -169,6 +174,7 @@ pub(super) fn start<P: Platform>(
         switch,
         host_leg,
         staging: Staging::new(),
+        rings: Arc::new(rings(if serves_disks { RINGS } else { 0 })),
         adopted_vifs: 0,
         adopted_disks: 0,
         links: Notices::of_links()?,

@@ -209,6 +209,9 @@ pub struct VbdStatus {
     pub ring_pages: Option<u32>,
     /// Layout of the guest's requests.
     pub protocol: Option<String>,
+    /// Engines that execute the I/O, for storage that has several: `io_uring`, `threads`.
+    #[serde(default)]
+    pub engine: Option<String>,
     /// Reason on this side for which the disk is not connected.
     pub problem: Option<String>,
     /// Counters of each ring.

@@ -135,3 +135,110 @@ fn file_of_a_ring_is_not_registered() {
     let files = info.lines().find_map(|line| line.strip_prefix("UserFiles:"));
     assert_eq!(files.map(str::trim), Some("0"), "{info}");
 }
+
+/// Returns a pool of `count` rings, unless io_uring is refused here.
+fn pool(count: usize) -> Option<Arc<UringPool>> {
+    let pool = UringPool::new(count, 8);
+    if let Some(error) = pool.refusal() {
+        skip(&format!("io_uring is refused here: {error}"), error);
+        return None;
+    }
+    Some(Arc::new(pool))
+}
+
+fn file() -> Arc<std::os::fd::OwnedFd> {
+    let file = rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    Arc::new(file)
+}
+
+#[test]
+fn ring_of_a_pool_serves_one_user_after_another() {
+    let Some(pool) = pool(2) else { return };
+    let (first, second) = (pool.take(file(), 100).unwrap(), pool.take(file(), 2).unwrap());
+    assert_eq!((first.room(), second.room()), (8, 2), "no deeper than the ring");
+    assert!(pool.take(file(), 1).is_none());
+    drop(first);
+    drop(second);
+    for round in 0..3u8 {
+        let (file, memory) = (file(), Mapping::private(8192).unwrap().lent());
+        let mut ring = pool.take(Arc::clone(&file), 8).unwrap();
+        memory.copy_from(0, &[round]).unwrap();
+        let mut pieces = vec![memory.slice(0, 1).unwrap(), memory.slice(1, 1).unwrap()];
+        assert!(ring.write(1, 7, &mut pieces, true));
+        assert_eq!(wait(&mut ring)[0].result, Ok(2));
+        let mut pieces = vec![memory.slice(9, 1).unwrap()];
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert!(ring.read(2, 7, &mut pieces) && ring.sync(3));
+        assert!(ring.fallocate(4, punch.bits(), 4096, 4096));
+        let mut pieces = vec![memory.slice(10, 1).unwrap(), memory.slice(11, 1).unwrap()];
+        assert!(ring.read(5, 7, &mut pieces));
+        let results: Vec<_> = wait(&mut ring).iter().map(|done| done.result).collect();
+        assert_eq!(results, [Ok(1), Ok(0), Ok(0), Ok(2)]);
+        assert_eq!(memory.fetch::<2>(9).unwrap().into_unchecked(), [round, round]);
+        // An operation is in flight when the ring changes its user.
+        assert!(ring.write(6, 0, &mut vec![memory], true));
+        ring.submit().unwrap();
+        drop(ring);
+        assert_eq!((Arc::strong_count(&file), pool.left()), (1, 2));
+    }
+}
+
+/// Submits one entry and returns its result.
+fn result_of(ring: &mut IoUring, entry: &squeue::Entry) -> i32 {
+    // SAFETY: the entry's addresses are null. An operation that is not refused fails with them.
+    unsafe { ring.submission().push(entry) }.unwrap();
+    ring.submit_and_wait(1).unwrap();
+    ring.completion().next().unwrap().result()
+}
+
+#[test]
+fn ring_of_a_pool_refuses_all_other_operations_and_flags() {
+    let Some(pool) = pool(1) else { return };
+    let mut ring = pool.free().pop().unwrap();
+    let allowed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    let mut refused = 0;
+    for code in 0..=u8::MAX {
+        let mut entry = opcode::Fsync::new(types::Fd(-1)).build();
+        // SAFETY: the first byte of an entry is its operation (`linux/io_uring.h`).
+        unsafe { *(&raw mut entry).cast::<u8>() = code };
+        let result = result_of(&mut ring, &entry);
+        if allowed.contains(&code) {
+            assert_eq!(result, -libc::EBADF, "operation {code}");
+            continue;
+        }
+        // The kernel has no such operation at all.
+        let is_unknown = result == -libc::EINVAL && code > 40;
+        assert!(result == -libc::EACCES || is_unknown, "operation {code}: {result}");
+        refused += i32::from(result == -libc::EACCES);
+    }
+    assert!(refused > 30, "{refused}");
+    use squeue::Flags;
+    for flags in [Flags::FIXED_FILE, Flags::IO_DRAIN, Flags::IO_LINK, Flags::ASYNC] {
+        let entry = opcode::Fsync::new(types::Fd(-1)).build().flags(flags);
+        assert_eq!(result_of(&mut ring, &entry), -libc::EACCES, "{flags:?}");
+    }
+}
+
+#[test]
+fn ring_of_a_pool_registers_nothing() {
+    let Some(pool) = pool(1) else { return };
+    let mut ring = pool.take(file(), 1).unwrap();
+    let memory = Mapping::private(4096).unwrap().lent();
+    assert_eq!(ring.prepare_registration(1).unwrap_err().raw_os_error(), Some(libc::EACCES));
+    assert!(ring.register(0, &memory).is_err());
+    let denied = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::EACCES);
+    let submitter = ring.ring.submitter();
+    assert!(denied(submitter.register_files(&[0])) && denied(submitter.register_files_sparse(1)));
+    assert!(denied(submitter.register_buffers_sparse(1)) && denied(submitter.register_eventfd(0)));
+    assert!(denied(submitter.register_personality().map(drop)));
+    assert!(submitter.register_restrictions(&mut []).is_err());
+    assert!(submitter.register_enable_rings().is_err());
+}

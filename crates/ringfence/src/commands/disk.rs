@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use ringfence_block::storage::file::{FileDescription, FileOptions};
+use ringfence_block::storage::file::{Engine, FileDescription, FileOptions, check_uring};
 use ringfence_block::storage::qcow2::{ImageOptions, Member, MemberFormat, OpenChain};
 use serde::Serialize;
 
@@ -48,6 +48,10 @@ struct Description {
     served: bool,
     /// Reason for which the disk is not served.
     why_not: Option<String>,
+    /// Engine that would execute the I/O here: `io_uring` or `threads`.
+    engine: String,
+    /// Reason for which threads serve a raw file.
+    no_io_uring: Option<String>,
     /// Size of the disk in bytes.
     size: Option<u64>,
     /// Members from the image down.
@@ -133,15 +137,30 @@ fn describe_file(path: &Path, options: &FileOptions) -> Description {
         Ok(FileDescription { bytes, refusal, .. }) => (Some(bytes), refusal),
         Err(error) => (None, Some(error)),
     };
-    let why_not = why_not.map(|error| error.to_string());
+    let (engine, no_io_uring) = engine_of(options);
+    let refusal = no_io_uring.as_ref().filter(|_| options.engine == Engine::IoUring);
+    let why_not = why_not.map(|error| error.to_string()).or_else(|| refusal.cloned());
     Description {
         image: path.display().to_string(),
         format: MemberFormat::Raw,
         option: option_of(path, options.raw.then_some("format=raw"), false),
         served: why_not.is_none(),
         why_not,
+        engine: engine.to_string(),
+        no_io_uring,
         size,
         chain: vec![],
+    }
+}
+
+/// Returns the engine of a raw file, and the reason for threads that were not asked for.
+fn engine_of(options: &FileOptions) -> (Engine, Option<String>) {
+    if options.engine == Engine::Threads {
+        return (Engine::Threads, None);
+    }
+    match check_uring() {
+        Ok(()) => (Engine::IoUring, None),
+        Err(error) => (Engine::Threads, Some(format!("io_uring is refused here: {error}"))),
     }
 }
 
@@ -157,6 +176,8 @@ fn describe_image(path: &Path, options: &ImageOptions) -> Description {
         option: option_of(path, Some("format=qcow2"), options.any_folder),
         served: why_not.is_none(),
         why_not,
+        engine: Engine::Threads.to_string(),
+        no_io_uring: None,
         size: chain.first().map(|image| image.size),
         chain,
     }
@@ -178,6 +199,8 @@ impl Description {
         if let Some(size) = self.size {
             let _ = writeln!(text, "size: {size} bytes");
         }
+        let reason = self.no_io_uring.as_deref().map_or(String::new(), |why| format!(" ({why})"));
+        let _ = writeln!(text, "engine: {}{reason}", self.engine);
         for (level, member) in self.chain.iter().enumerate() {
             let name = if level == 0 { "image" } else { "backing file" };
             let _ = writeln!(text, "{name}: {}", member.line());

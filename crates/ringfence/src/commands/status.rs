@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
 use ringfence_base::json::escape_controls;
+use ringfence_block::blkback::engine_names;
 use ringfence_driver::switchboard::{FrontendLevels, WindowLevels};
 use ringfence_hostnet::out::Out;
 use ringfence_hostnet::text::{byte_count, listed};
@@ -151,8 +152,7 @@ impl fmt::Display for Table<'_> {
             line(f, name, &format!("{sent} sent to the switch, {received} received"))?;
         }
         for (name, counts) in &counters.disks {
-            let [read, written] = byte_counts(counts, ["read_bytes", "written_bytes"]);
-            line(f, name, &format!("{read} read, {written} written"))?;
+            line(f, name, &disk_text(counts, counters.levels.get(name)))?;
         }
         for (name, counts) in &counters.rules {
             line(f, name, &format!("rules broken: {}", listed(counts)))?;
@@ -164,6 +164,14 @@ impl fmt::Display for Table<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the traffic of a disk, and the engine that serves it.
+fn disk_text(counts: &CounterTable, levels: Option<&CounterTable>) -> String {
+    let [read, written] = byte_counts(counts, ["read_bytes", "written_bytes"]);
+    let levels = levels.into_iter().flatten().map(|(name, level)| (name, *level));
+    let engine = engine_names(levels).map_or(String::new(), |name| format!(", by {name}"));
+    format!("{read} read, {written} written{engine}")
 }
 
 fn byte_counts(counts: &CounterTable, names: [&str; 2]) -> [String; 2] {

@@ -16,18 +16,26 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::prerequisite::NBD;
 use rustix::net::SocketAddrUnix;
 
 use super::devices::Device;
+use super::options::SwitchChoice;
 use super::report::Reporter;
 use crate::disk::{DiskSpec, device_variable, dial, uri_of, uri_variable, variable};
-use ringfence_driver::switchboard::{DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, ToDriver};
+use ringfence_block::blkback::BlkbackOptions;
+use ringfence_driver::switchboard::{
+    DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver,
+};
 use ringfence_guest::disk_socket_name;
 use ringfence_hostnet::text::printable;
 
 /// Maximum length in bytes of the path of a socket (`unix(7)`).
 const SOCKET_PATH_MAX: usize = 107;
+
+/// Minimum number of rings of a shared switch whose first guest has a disk.
+const SHARED_RINGS: u16 = 16;
 
 /// Time limit for adding a disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,6 +91,22 @@ impl GuestDisks {
             });
         }
         Ok(disks)
+    }
+
+    /// Returns the number of rings that a new driver domain makes for disks in files. Other guests of a shared switch may
+    /// bring disks later.
+    pub(super) fn rings(&self, switch: &SwitchChoice) -> u16 {
+        let is_file = |disk: &&Prepared| {
+            disk.request
+                .as_ref()
+                .is_some_and(|request| matches!(request.medium, Medium::File { .. }))
+        };
+        let files = self.list.iter().filter(is_file).count();
+        let own = bounded(files as u64 * u64::from(BlkbackOptions::default().queues), u16::MAX);
+        match switch {
+            SwitchChoice::Shared(_) if own > 0 => own.max(SHARED_RINGS),
+            _ => own,
+        }
     }
 
     /// Returns the number of disks.

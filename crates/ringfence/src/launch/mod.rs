@@ -193,7 +193,13 @@ impl<'a> Launch<'a> {
             host_leg: host_taps.is_some(),
             interface: options.has_switch(),
         };
-        let attachment = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;
+        let attachment = rendezvous::attach(
+            &directory,
+            &options.switch,
+            disks.rings(&options.switch),
+            &request,
+            self.reporter,
+        )?;
         if let (Some(taps), Some(leg)) = (host_taps, &attachment.attached.host_leg) {
             let name = options.host_tap.as_deref().unwrap_or_default();
             self.connect_host(&taps, leg, &attachment)

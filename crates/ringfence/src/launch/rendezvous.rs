@@ -65,17 +65,18 @@ pub(crate) fn because(why: Option<&str>) -> String {
 }
 
 /// Attaches a guest to the switch of its choice. Without a shared switch, a driver domain is started that no other
-/// guest joins.
+/// guest joins. A driver domain that is started makes `rings` rings for disks in files.
 pub(crate) fn attach(
     directory: &RuntimeDir,
     choice: &SwitchChoice,
+    rings: u16,
     request: &AttachRequest,
     reporter: Reporter,
 ) -> Result<Attachment, RendezvousError> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
         let Connected { switch, driver_channel, driver } =
-            connect_or_start(directory, choice, reporter)?;
+            connect_or_start(directory, choice, rings, reporter)?;
         match ask(&driver_channel, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
@@ -148,6 +149,7 @@ struct Connected {
 fn connect_or_start(
     directory: &RuntimeDir,
     choice: &SwitchChoice,
+    rings: u16,
     reporter: Reporter,
 ) -> Result<Connected, RendezvousError> {
     let lock = directory.lock()?;
@@ -159,7 +161,9 @@ fn connect_or_start(
         reporter.step(format_args!("switch `{switch}` is there"));
         return Ok(Connected { switch, driver_channel: Channel::from_fd(hub), driver: None });
     }
-    let driver = start(directory, &switch, &lock, reporter)?;
+    let config = DriverConfig { switch, verbose: reporter.is_verbose(), rings };
+    let driver = start(directory, &config, &lock, reporter)?;
+    let switch = config.switch;
     // The connection is queued until the driver domain accepts it.
     let hub = directory.connect(&switch)?.ok_or_else(|| failed(&switch, &driver))?;
     Ok(Connected { switch, driver_channel: Channel::from_fd(hub), driver: Some(driver) })
@@ -181,10 +185,11 @@ fn unused_name(directory: &RuntimeDir) -> Result<String, RuntimeDirError> {
 /// Starts the driver domain of a switch.
 fn start(
     directory: &RuntimeDir,
-    switch: &str,
+    config: &DriverConfig,
     lock: &Lock,
     reporter: Reporter,
 ) -> Result<DomainProcess, RendezvousError> {
+    let switch = &config.switch;
     let (listener, socket) = directory.listen(switch, lock)?;
     let cleanup = Cleanup {
         directory: directory.as_fd(),
@@ -199,9 +204,8 @@ fn start(
         cgroup: None,
     };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
-        let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
         let namespace = proof::own_user_namespace().map_err(ChannelError::from)?;
-        driver.channel().send(&config, &[listener.as_fd(), namespace.as_fd()])?;
+        driver.channel().send(config, &[listener.as_fd(), namespace.as_fd()])?;
         Ok(driver)
     });
     let driver = started.inspect_err(|_| directory.withdraw(&socket, lock))?;

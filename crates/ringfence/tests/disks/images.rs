@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use ringfence_block::storage::file::check_uring;
 use ringfence_block::storage::testing::{Driver, lent_with};
 use ringfence_block::storage::{Disk, Op};
 use rustix::process::{Signal, kill_process};
@@ -109,6 +110,7 @@ fn disk_info_describes_chain_and_reason_of_refusal() {
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains(&format!("option: --disk {image},format=qcow2\n")), "{text}");
     assert!(text.contains("backing file: ") && text.contains("served: yes"), "{text}");
+    assert!(text.contains("\nengine: threads\n"), "{text}");
     let (_, text) = info(&[&image, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["format"], "qcow2");
@@ -120,5 +122,16 @@ fn disk_info_describes_chain_and_reason_of_refusal() {
     assert!(text.contains("served: no: ") && text.contains("internal snapshots"), "{text}");
     let (status, text) = info(&[lab.file("base").to_str().unwrap()]);
     assert_eq!(status, Some(0), "{text}");
+    let has_rings = check_uring().is_ok();
+    let engine =
+        if has_rings { "engine: io_uring\n" } else { "engine: threads (io_uring is refused" };
+    assert!(text.contains(engine), "{text}");
+    let base = lab.file("base").display().to_string();
+    assert!(info(&[&format!("{base},engine=threads")]).1.contains("\nengine: threads\n"));
+    let (status, text) = info(&[&format!("{base},engine=io_uring"), "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &json["served"]), (Some(i32::from(!has_rings)), &has_rings.into()));
+    let both = format!("{image},format=qcow2,engine=io_uring");
+    assert_eq!(info(&[&both]).0, Some(2), "threads serve images");
     assert!(info(&["/nonexistent"]).1.contains("served: no: "));
 }

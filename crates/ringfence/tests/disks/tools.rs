@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
+use ringfence_block::storage::file::check_uring;
+
 use crate::require;
 use crate::support::disks::{Background, URI, greets, image_file, output_of, succeed};
 use crate::support::needs::Need;
@@ -29,6 +31,34 @@ fn nbdcopy_data_is_stored_and_read_back_in_each_mode() {
         lab.assert_no_switch();
         assert_eq!(sockets(&lab), [] as [PathBuf; 0], "a socket was left behind");
     }
+}
+
+#[test]
+fn status_of_guest_names_engine_of_each_disk() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let image = |name: &str| {
+        let path = lab.file(name);
+        fs::write(&path, [0; 1 << 16]).unwrap();
+        path.display().to_string()
+    };
+    let (first, second) = (image("a"), image("b"));
+    let options = format!("--name g --disk {first} --disk {second},engine=threads");
+    let guest = lab.run(&options, &["sleep", "300"]);
+    guest.wait_up();
+    let status = || lab.spawn(&[lab.program(), "status", "g"]).succeed(MOMENT);
+    let engine = if check_uring().is_ok() { "by io_uring" } else { "by threads" };
+    let of_disk = |text: &str, number: u32| {
+        let name = format!(".{number}:");
+        let line = text.lines().find(|line| line.starts_with("vbd") && line.contains(&name));
+        line.map(str::to_owned).unwrap_or_default()
+    };
+    let is_named = || {
+        let text = status();
+        of_disk(&text, 0).ends_with(engine) && of_disk(&text, 1).ends_with("by threads")
+    };
+    assert!(eventually(MOMENT, is_named), "{}", status());
+    assert_eq!(guest.end().status, Some(143));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::support::lab::{DRIVER, Lab, wait_until};
 use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::storage::file::check_uring;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::Driver;
 use ringfence_block::storage::{Disk, Geometry, Op};
@@ -134,6 +135,16 @@ impl Guest {
 }
 
 #[test]
+fn disk_of_engine_threads_is_served_by_threads() {
+    let mut lab = Lab::of_disks("engine = 'threads'");
+    let image = lab.image("a", 1 << 20);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    guest.driver().write(0, &[1; 4096]).unwrap();
+    assert_eq!(lab.row(&guest).engine.as_deref(), Some("threads"));
+}
+
+#[test]
 fn file_is_served_and_reported_to_toolstack() {
     let mut lab = Lab::of_disks("");
     let image = lab.image("a", 1 << 20);
@@ -148,6 +159,8 @@ fn file_is_served_and_reported_to_toolstack() {
     assert_eq!(fs::read(&image).unwrap()[4095..12289].iter().filter(|b| **b == 7).count(), 8192);
     let row = lab.row(&guest);
     assert_eq!((row.vdev.as_deref(), row.storage.as_deref()), (Some("xvda"), image.to_str()));
+    let engine = if check_uring().is_ok() { "io_uring" } else { "threads" };
+    assert_eq!(row.engine.as_deref(), Some(engine));
     assert!(row.connected && row.persistent && !row.adopted, "{row:?}");
     assert_eq!((row.queues.len(), row.ring_pages, row.bytes), (2, Some(2), Some(1 << 20)));
     assert_eq!(lab.vbd_counter(&guest, "written_bytes"), 8192);

@@ -39,6 +39,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: connections that the guest opens
     on(UPLINK | DAEMON, libc::SYS_connect, &[]),
     // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // block/src/storage/file/uring.rs: a device with discards waits for its ring and for a thread
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
@@ -50,6 +51,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // block/src/storage/file/uring.rs: a device with discards waits for its ring and for a thread
     // link/src/stream.rs: waiting for room
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/client/queue/connection.rs: waiting for a server and for time
@@ -136,6 +138,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // block/src/storage/file/lock.rs: the mark of the process that serves a disk
     // block/src/storage/qcow2/chain.rs: the files of an image
     // block/src/storage/qcow2/file.rs: how long the file of an image is
     // driver/src/xen/records.rs: records of queues
@@ -191,6 +194,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK | DISK, libc::SYS_io_setup, &[]),
     // sys/src/event_signal.rs: interrupts of a virtual machine; reads and writes of files that are open
     on(UPLINK | DISK, libc::SYS_io_submit, &[]),
+    // memory/src/uring.rs: disks; the ring allows what the list does (`pool.rs`)
+    on(DRIVER | DAEMON | DISK, libc::SYS_io_uring_enter, &[lacks(3, 0xffff_fffe_u32.cast_signed()), is_whole(4, 0)]),
     // platform/src/xen/abi.rs: evtchn: allocating
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4502)]),
     // platform/src/xen/abi.rs: evtchn: unbinding
@@ -303,6 +308,7 @@ pub(super) const LIST: &[Allowed] = &[
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
+    // block/src/storage/file/lock.rs: the mark of the process that serves a disk
     // block/src/storage/folders.rs: disks, and the folders on the way to them
     // block/src/storage/qcow2/chain.rs: the files of an image
     // driver/src/xen/bridge.rs: /sys, and TAPs

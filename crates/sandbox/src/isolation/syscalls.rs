@@ -16,9 +16,8 @@
 //! `memfd_create`, `io_uring_setup`, `io_uring_register`, `userfaultfd`, `bpf`, `kill`, `prctl`,
 //! `mount` and related calls, `unshare`, `setns`, `mremap`, `vmsplice`.
 //!
-//! `io_uring_enter` is missing too: a ring executes operations that the filter does not see, among
-//! them those that are denied here. A process that needs a ring must create it before the list is
-//! in force, restrict its operations (`IORING_REGISTER_RESTRICTIONS`), and add the call.
+//! A ring of `io_uring` executes operations that the filter does not see. A process with disks makes its
+//! rings before the list is in force, with restrictions, and may enter them (`UringPool` of `memory`).
 
 // #syscall all mmap 2-PROT_EXEC: the allocator; stacks
 // #syscall all mprotect 2-PROT_EXEC: guard pages; the allocator

@@ -60,9 +60,9 @@ pub struct BlockArgs {
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
 
-    /// I/O engine of a file: io_uring, threads, or auto (io_uring where the kernel allows it).
-    /// `ringfence run` uses threads in its sandbox
-    #[arg(long, value_name = "ENGINE", default_value = "threads")]
+    /// I/O engine of a file, as in `ringfence run --disk`: io_uring, threads, or auto (io_uring where the kernel
+    /// allows it)
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub engine: Engine,
 
     /// Programs to compare with: each serves the file over NBD, as `ringfence run --disk` does,

@@ -15,7 +15,7 @@ use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
 use ringfence_hostnet::causes::causes;
-use ringfence_memory::{LentSlice, Mapping};
+use ringfence_memory::{LentSlice, Mapping, UringPool};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
@@ -36,6 +36,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(240);
 /// Maximum pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
+/// Entries of a ring of io_uring, as a driver domain has them.
+const RING_DEPTH: u32 = 128;
 /// Pages of a ring's grant window.
 const WINDOW: u32 = 1024;
 /// Pages for all other purposes.
@@ -107,7 +109,11 @@ fn backend(
     let mut store = platform.store()?;
     let file: Option<Arc<dyn Disk>> = match storage {
         Storage::Memory => None,
-        Storage::File(path) => Some(Arc::new(FileDisk::open(path, used)?)),
+        // The rings are those that `ringfence run` makes for its sandbox.
+        Storage::File(path) => {
+            let rings = UringPool::new(guests.len() * options.queues as usize, RING_DEPTH);
+            Some(Arc::new(FileDisk::open(path, used)?.with_rings(Arc::new(rings))))
+        }
     };
     if let Some(file) = &file {
         let wanted = span * guests.len() as u64;

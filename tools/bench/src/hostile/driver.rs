@@ -22,7 +22,7 @@ pub(super) fn serve(
     listener: OwnedFd,
 ) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::default());
-    let config = DriverConfig { switch: "bench".to_owned(), verbose: false };
+    let config = DriverConfig { switch: "bench".to_owned(), verbose: false, rings: 0 };
     let size = setup.size;
     serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
         let policy = PortPolicy { mac: Some(SINK_MAC), ..PortPolicy::default() };

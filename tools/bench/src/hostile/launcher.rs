@@ -111,10 +111,12 @@ impl Attachment {
         let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
         // A second open: the driver domain holds the lock through its own open file description.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
+        let OpenFile { file, facts, mark } = OpenFile::open(&path, &options)?;
         let medium = Medium::File { facts, options };
         let request = DiskRequest { handle: 0, mode: order.mode.clone(), medium };
-        self.driver_channel.send(&ToDriver::Disk(Box::new(request)), &[file.as_fd()])?;
+        let files: Vec<_> = [file].into_iter().chain(mark).collect();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        self.driver_channel.send(&ToDriver::Disk(Box::new(request)), &fds)?;
         match self.driver_channel.receive_within(PATIENCE)?.0 {
             FromDriver::DiskAdded => Ok(()),
             other => bail!("the driver domain answered {other:?}"),

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::signature::{EXAMINED, Format};
 use super::lock::{self, LockHolder};
-use super::options::FileOptions;
+use super::options::{Engine, FileOptions};
 
 /// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
@@ -144,6 +144,8 @@ pub enum OpenFileError {
 pub struct OpenFile {
     pub file: OwnedFd,
     pub facts: FileFacts,
+    /// Descriptor that marks the disk as served, for I/O that may outlive the process (`lock.rs`).
+    pub mark: Option<OwnedFd>,
 }
 
 impl OpenFile {
@@ -233,7 +235,9 @@ impl OpenFile {
         }
         let bytes = bytes(&file, kind, sector_size, options, path)?;
         let facts = FileFacts::of(&file, &stat, bytes, sector_size, options);
-        Ok(OpenFile { file, facts }.with_cache_mode(path, options))
+        let rings = options.engine != Engine::Threads;
+        let mark = if rings { lock::mark(&file, path) } else { None };
+        Ok(OpenFile { file, facts, mark }.with_cache_mode(path, options))
     }
 
     /// Locks a file of a disk image and determines its properties. Its size is not limited to whole sectors.
@@ -256,7 +260,7 @@ impl OpenFile {
         }
         let bytes = length(&file, kind, path)?;
         let facts = FileFacts::of(&file, &stat, bytes, sector_size, options);
-        Ok(OpenFile { file, facts })
+        Ok(OpenFile { file, facts, mark: None })
     }
 
     /// Sets O_DIRECT if the cache mode asks for it and the file supports it.

@@ -11,8 +11,23 @@
 //!   stay.
 //!
 //! A file system without byte locks is reported, and `flock` alone protects the disk there.
+//!
+//! # After a kill
+//!
+//! I/O that io_uring has in flight outlives a killed process, and so do the locks of its open file. The kernel closes
+//! that file after the last operation, on a busy machine some seconds later. A disk that io_uring may serve therefore
+//! has two marks, locks on further bytes:
+//!
+//! | byte | lock of | ends with |
+//! |---|---|---|
+//! | 300 | the open file of the I/O | the last operation |
+//! | 301 | an open file of its own, which no operation uses | the process |
+//!
+//! Byte 300 without byte 301 means that a process has ended and its I/O has not. The next process waits for that
+//! longer than for a disk that is in use.
 
 // #syscall daemon flock: that nobody else has a disk
+// #syscall daemon openat,fstat: the mark of the process that serves a disk
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,12 +35,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ringfence_sys::byte_lock;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::facts::{OpenFileError, system};
+use super::facts::{OpenFile, OpenFileError, system};
 
 /// Maximum wait for the locks. I/O in flight of a daemon that ended still holds them.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum wait for I/O of a process that ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Wait after which the user learns the reason.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -38,6 +56,12 @@ const HELD: i64 = 100;
 
 /// First byte of the permissions that a program does not allow to others.
 const UNSHARED: i64 = 200;
+
+/// Byte that the open file of I/O locks which may outlive its process.
+const OUTLIVES: i64 = 300;
+
+/// Byte that a process locks, through a descriptor without I/O, while it serves the disk.
+const SERVES: i64 = 301;
 
 /// Permission in QEMU's numbering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +104,8 @@ fn permissions(read_only: bool) -> &'static [Permission] {
 pub enum LockHolder {
     /// Process that serves the file as a disk, by `flock`.
     Disk,
+    /// I/O of a process that ended.
+    Ended,
     /// Program with QEMU's locks, and the permission in question.
     Qemu(&'static str),
 }
@@ -88,6 +114,7 @@ impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             LockHolder::Disk => f.write_str("as a disk by another process (it holds a lock)"),
+            LockHolder::Ended => f.write_str("by the last requests of a process that ended"),
             LockHolder::Qemu(permission) => {
                 write!(f, "by QEMU or one of its tools (which hold a \"{permission}\" lock)")
             }
@@ -95,7 +122,8 @@ impl std::fmt::Display for LockHolder {
     }
 }
 
-/// Takes both kinds of locks. Waits for other holders at most [`TIMEOUT`], and reports the wait to `report`.
+/// Takes both kinds of locks. Waits for other holders at most [`TIMEOUT`], for the I/O of a process that ended at most
+/// [`DRAIN_TIMEOUT`], and reports the wait to `report`.
 pub(super) fn acquire(
     file: &OwnedFd,
     read_only: bool,
@@ -107,16 +135,42 @@ pub(super) fn acquire(
     loop {
         let Some(holder) = try_acquire(file, read_only, path)? else { return Ok(()) };
         let waited = begun.elapsed();
-        if waited >= TIMEOUT {
+        let (holder, limit) = match is_draining(file) {
+            true => (LockHolder::Ended, DRAIN_TIMEOUT),
+            false => (holder, TIMEOUT),
+        };
+        if waited >= limit {
             return Err(OpenFileError::InUse { path: path.to_owned(), holder });
         }
         if !told && waited >= SILENCE {
             told = true;
-            let left = (TIMEOUT - waited).as_secs();
+            let left = (limit - waited).as_secs();
             report(&format!("{} is in use {holder}: waiting for {left} seconds", path.display()));
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Marks a locked disk that io_uring may serve. Returns the descriptor that the process keeps beside the file, or `None`
+/// if the file system has no byte locks, or another file has the path by now: the disk then has no marks.
+pub(super) fn mark(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
+    let own = rustix::fs::open(path, OpenFile::reading() | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let identity = |file: &OwnedFd| {
+        rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino, stat.st_rdev)).ok()
+    };
+    if identity(&own)? != identity(file)? {
+        return None;
+    }
+    // In this order: the other one alone would mean that this process has ended.
+    byte_lock::lock(&own, SERVES).ok()?;
+    byte_lock::lock(file, OUTLIVES).ok()?;
+    Some(own)
+}
+
+/// Returns `true` if only I/O of a process that ended holds the locks.
+fn is_draining(file: &OwnedFd) -> bool {
+    let is_locked = |byte| byte_lock::is_locked_elsewhere(file, byte);
+    matches!((is_locked(OUTLIVES), is_locked(SERVES)), (Ok(true), Ok(false)))
 }
 
 /// Takes both kinds of locks, or none and returns a holder that contradicts.
@@ -211,6 +265,38 @@ mod tests {
         let third = open(&path);
         assert_eq!(attempt(&second, true), None);
         assert_eq!(attempt(&third, true), None, "two readers");
+    }
+
+    #[test]
+    fn io_of_a_process_that_ended_is_told_from_a_disk_in_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let (first, second) = (open(&path), open(&path));
+        assert_eq!(attempt(&first, false), None);
+        assert!(!is_draining(&second), "a disk without marks is in use");
+        let serving = mark(&first, &path).unwrap();
+        assert_eq!(attempt(&second, false), Some(LockHolder::Disk));
+        assert!(!is_draining(&second), "its process lives");
+        // The descriptor that no operation uses is closed with the process; the other one is not.
+        drop(serving);
+        assert!(is_draining(&second));
+        assert_eq!(attempt(&second, false), Some(LockHolder::Disk), "the I/O still has the disk");
+        drop(first);
+        assert!(!is_draining(&second));
+        assert_eq!(attempt(&second, false), None);
+    }
+
+    #[test]
+    fn disk_whose_path_names_another_file_by_now_has_no_mark() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let file = open(&path);
+        std::fs::rename(&path, directory.path().join("moved")).unwrap();
+        std::fs::write(&path, [0; 512]).unwrap();
+        assert!(mark(&file, &path).is_none());
+        assert!(!is_draining(&open(&directory.path().join("moved"))));
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //!
 //! A job is the state machine of one request: it returns the next step and receives its result. It handles
 //! partial transfers, bounce buffers and operations that the file system lacks. Two engines execute steps:
-//! io_uring, which starts many with one system call, and a pool of threads that block, for kernels and
-//! sandboxes that refuse io_uring. Both execute the same steps.
+//! io_uring, which starts many with one system call, and a pool of threads that block, for kernels that refuse
+//! io_uring. Both execute the same steps. A process in a sandbox makes its rings before the sandbox closes
+//! ([`UringPool`]).
 //!
 //! # Bounce buffers
 //!
@@ -25,7 +26,8 @@
 //!
 //! Opening takes an exclusive `flock` (shared for a read-only disk) and the byte locks of QEMU (`lock.rs`). The
 //! locks belong to the open file, which I/O in flight holds. After a crash the next daemon gets the disk when
-//! the last write of the old one has completed, so no old write can overtake a new one.
+//! the last write of the old one has completed, so no old write can overtake a new one. Rings do not hold the
+//! file: only their operations in flight do.
 
 mod bounce;
 mod facts;
@@ -40,7 +42,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Once};
 
-use ringfence_memory::{LentSlice, Mapping, Uring};
+use ringfence_memory::{LentSlice, Mapping, Uring, UringPool};
 use ringfence_sys::prerequisite::{IO_URING, with_doctor};
 
 pub use facts::{DirectRules, FileDescription, FileFacts, FileKind, OpenFile, OpenFileError};
@@ -59,6 +61,10 @@ pub struct FileDisk {
     facts: FileFacts,
     policy: Policy,
     engine: Engine,
+    /// Rings of the process. Without a pool each queue makes a ring of its own.
+    rings: Option<Arc<UringPool>>,
+    /// Mark of the process that serves the disk, until the disk is closed.
+    _mark: Option<OwnedFd>,
 }
 
 impl FileDisk {
@@ -82,15 +88,30 @@ impl FileDisk {
     ///
     /// Returns the system's error if there is no memory.
     pub fn new(opened: OpenFile, options: &FileOptions) -> io::Result<FileDisk> {
-        let OpenFile { file, facts } = opened;
+        let OpenFile { file, facts, mark } = opened;
         let zeros: LentSlice = Mapping::private(ZEROS)?.lent();
         let policy = Policy::new(&facts, options, zeros);
-        Ok(FileDisk { file: Arc::new(file), facts, policy, engine: options.engine })
+        let (file, engine) = (Arc::new(file), options.engine);
+        Ok(FileDisk { file, facts, policy, engine, rings: None, _mark: mark })
+    }
+
+    /// Takes the rings of queues from `rings`, in a process whose sandbox makes none.
+    pub fn with_rings(self, rings: Arc<UringPool>) -> FileDisk {
+        FileDisk { rings: Some(rings), ..self }
     }
 
     /// Returns the properties of the file.
     pub fn facts(&self) -> &FileFacts {
         &self.facts
+    }
+
+    /// Returns a ring for a queue.
+    fn ring(&self, depth: u32) -> Result<Uring, NoRing> {
+        let file = Arc::clone(&self.file);
+        match &self.rings {
+            None => Uring::new(file, depth).map_err(NoRing::System),
+            Some(rings) => rings.take(file, depth).ok_or_else(|| NoRing::of(rings)),
+        }
     }
 
     fn threads(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>> {
@@ -99,19 +120,48 @@ impl FileDisk {
     }
 }
 
-/// Checks that this process may use io_uring: sets up a ring, and closes it.
+/// Checks that this process may use io_uring as a sandbox does: sets up a restricted ring, and closes it.
 ///
 /// # Errors
 ///
 /// Returns the kernel's error.
 pub fn check_uring() -> io::Result<()> {
-    let file = std::fs::File::open("/dev/null")?;
-    Uring::new(Arc::new(file.into()), 1).map(drop)
+    UringPool::new(1, 1).into_refusal().map_or(Ok(()), Err)
 }
 
-/// Returns `true` if the error means that the system refuses io_uring.
-fn is_refused(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL))
+/// Reasons for which a queue has no ring.
+#[derive(Debug, thiserror::Error)]
+enum NoRing {
+    #[error("{0}")]
+    System(io::Error),
+    /// The kernel refused the rings of the process.
+    #[error("{0}")]
+    Refused(String),
+    #[error("all rings of this process are in use, or none was made at its start")]
+    NoneLeft,
+}
+
+impl NoRing {
+    /// Returns the reason for which the pool has no ring.
+    fn of(rings: &UringPool) -> NoRing {
+        rings.refusal().map_or(NoRing::NoneLeft, |error| NoRing::Refused(error.to_string()))
+    }
+
+    /// Returns `true` if threads may serve the queue in place of a ring.
+    fn allows_threads(&self) -> bool {
+        let NoRing::System(error) = self else { return true };
+        let refusals = [libc::ENOSYS, libc::EPERM, libc::EACCES, libc::EINVAL];
+        error.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
+    }
+}
+
+impl From<NoRing> for io::Error {
+    fn from(error: NoRing) -> io::Error {
+        match error {
+            NoRing::System(error) => error,
+            other => io::Error::other(other.to_string()),
+        }
+    }
 }
 
 impl Disk for FileDisk {
@@ -140,18 +190,21 @@ impl Disk for FileDisk {
         if self.engine == Engine::Threads {
             return self.threads(depth);
         }
-        match uring::UringQueue::new(Arc::clone(&self.file), self.policy.clone(), depth) {
-            Ok(queue) => Ok(Box::new(queue)),
-            Err(error) if self.engine == Engine::Auto && is_refused(&error) => {
+        match self.ring(depth) {
+            Ok(ring) => Ok(Box::new(uring::UringQueue::new(ring, self.policy.clone())?)),
+            Err(error) if self.engine == Engine::Auto && error.allows_threads() => {
                 SAID.call_once(|| {
-                    let remedy = with_doctor(IO_URING.enable);
-                    tracing::warn!(
-                        "io_uring is refused here ({error}): threads serve disks, which is slower; {remedy}"
+                    let remedy = match error {
+                        NoRing::NoneLeft => String::new(),
+                        _ => format!("; {}", with_doctor(IO_URING.enable)),
+                    };
+                    tracing::info!(
+                        "no io_uring ({error}): threads serve a disk, which is slower{remedy}"
                     );
                 });
                 self.threads(depth)
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -49,13 +49,12 @@ pub enum Bounce {
 /// Engine that executes the I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Engine {
-    /// `auto`: io_uring, or threads where the kernel refuses io_uring.
+    /// `auto`: io_uring, or threads where the kernel refuses io_uring or no ring is left.
+    #[default]
     Auto,
     /// `io_uring`; opening a queue fails where it is refused.
     IoUring,
-    /// `threads`: a pool of threads that block. The default: the kernel ends the operations of a killed
-    /// process's ring in its own time, and the file stays locked until then. Threads end with the process.
-    #[default]
+    /// `threads`: a pool of threads that block.
     Threads,
 }
 

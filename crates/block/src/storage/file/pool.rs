@@ -16,7 +16,7 @@ use ringfence_sys::mailbox::WakeFd;
 
 use super::bounce::BounceBuffers;
 use super::job::{Job, Next, Policy, Step, store_extents};
-use crate::storage::{DiskQueue, Done, Request};
+use crate::storage::{DiskQueue, Done, QueueEngine, Request};
 
 /// Maximum number of threads of one queue.
 const THREADS_MAX: u32 = 16;
@@ -124,6 +124,10 @@ impl DiskQueue for PoolQueue {
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
+    }
+
+    fn engine(&self) -> Option<QueueEngine> {
+        Some(QueueEngine::Threads)
     }
 }
 

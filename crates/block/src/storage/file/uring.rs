@@ -1,10 +1,11 @@
-//! io_uring engine: one io_uring instance for each queue, and so for each thread.
+//! io_uring engine: one io_uring instance for each queue, and so for each thread. The thread of the queue starts
+//! operations and takes their completions; a batch of requests is one system call.
 //!
 //! Discards on a block device are an ioctl, which io_uring lacks. They go to a thread of a
 //! [`PoolQueue`], which is created with the queue if discards are enabled. An epoll file then stands for
 //! the completions of both.
 
-// #syscall none: a sandboxed process makes no ring; threads serve its disks
+// #syscall driver,disk,daemon epoll_create1,epoll_ctl: a device with discards waits for its ring and for a thread
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,7 +19,7 @@ use super::bounce::BounceBuffers;
 use super::facts::FileKind;
 use super::job::{Job, Next, Policy, Step, store_extents};
 use super::pool::PoolQueue;
-use crate::storage::{DiskQueue, Done, Op, Request};
+use crate::storage::{DiskQueue, Done, Op, QueueEngine, Request};
 
 /// Maximum number of registered memory ranges of one queue.
 const REGISTERED_MAX: u16 = 8192;
@@ -72,8 +73,8 @@ enum RegistrationState {
 }
 
 impl UringQueue {
-    pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<UringQueue> {
-        let ring = Uring::new(Arc::clone(&file), depth)?;
+    pub(super) fn new(ring: Uring, policy: Policy) -> io::Result<UringQueue> {
+        let file = Arc::clone(ring.file());
         let aside = match policy.kind() {
             FileKind::BlockDevice if policy.discard => {
                 let queue = PoolQueue::new(Arc::clone(&file), policy.clone(), 1)?;
@@ -251,6 +252,10 @@ impl DiskQueue for UringQueue {
             Some(aside) => aside.both.as_fd(),
             None => self.ring.as_fd(),
         }
+    }
+
+    fn engine(&self) -> Option<QueueEngine> {
+        Some(QueueEngine::IoUring)
     }
 
     fn register(&mut self, name: u64, memory: &LentSlice) -> bool {

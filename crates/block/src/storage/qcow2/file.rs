@@ -263,7 +263,8 @@ pub(super) mod tests {
         file.set_len(bytes).unwrap();
         let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
         let own = file.try_clone().unwrap().into();
-        let OpenFile { file: own, facts } = OpenFile::of_image(own, &path, &options, None).unwrap();
+        let OpenFile { file: own, facts, .. } =
+            OpenFile::of_image(own, &path, &options, None).unwrap();
         (directory, file, MemberFile::new(own, facts, &Stopped::default()))
     }
 

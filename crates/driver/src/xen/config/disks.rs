@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringfence_access::Mode;
 use ringfence_block::blkback::{BlkbackOptions, PersistentLimits};
-use ringfence_block::storage::file::{Bounce, CacheMode};
+use ringfence_block::storage::file::{Bounce, CacheMode, Engine};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
@@ -44,6 +44,9 @@ pub struct Disks {
     /// Use of private memory for the bytes of requests.
     #[serde(deserialize_with = "values::parsed")]
     pub bounce: Bounce,
+    /// Engine that executes the I/O of files.
+    #[serde(deserialize_with = "values::parsed")]
+    pub engine: Engine,
     /// Sector size, 512 or 4096 bytes. `None` stands for the medium's own.
     #[serde(deserialize_with = "sector_size")]
     pub sector_size: Option<u32>,
@@ -73,6 +76,7 @@ impl Default for Disks {
             mode: Mode::Persistent,
             cache: CacheMode::None,
             bounce: Bounce::Auto,
+            engine: Engine::Auto,
             sector_size: None,
             max_queues: 4,
             ring_page_order: 4,
@@ -102,6 +106,9 @@ pub struct DiskOverride {
     /// Replaces [`Disks::bounce`].
     #[serde(default, deserialize_with = "values::some_parsed")]
     pub bounce: Option<Bounce>,
+    /// Replaces [`Disks::engine`].
+    #[serde(default, deserialize_with = "values::some_parsed")]
+    pub engine: Option<Engine>,
     /// Replaces [`Disks::sector_size`].
     #[serde(default, deserialize_with = "some_sector_size")]
     pub sector_size: Option<Option<u32>>,
@@ -138,6 +145,8 @@ pub struct DiskSettings {
     pub cache: CacheMode,
     /// Use of private memory for the bytes of requests.
     pub bounce: Bounce,
+    /// Engine that executes the I/O of files.
+    pub engine: Engine,
     /// Sector size in bytes. `None` stands for the medium's own.
     pub sector_size: Option<u32>,
     /// Maximum number of queues that the guest is offered.
@@ -232,6 +241,7 @@ pub(super) fn differs(name: &str, old: &Disks, new: &Disks) -> bool {
         "disks.mode" => old.mode != new.mode,
         "disks.cache" => old.cache != new.cache,
         "disks.bounce" => old.bounce != new.bounce,
+        "disks.engine" => old.engine != new.engine,
         "disks.sector-size" => old.sector_size != new.sector_size,
         "disks.max-queues" => old.max_queues != new.max_queues,
         "disks.ring-page-order" => old.ring_page_order != new.ring_page_order,

@@ -41,6 +41,7 @@ pub(super) const KEYS: &[(&str, Effect)] = &[
     ("disks.mode", Effect::Connect),
     ("disks.cache", Effect::Connect),
     ("disks.bounce", Effect::Connect),
+    ("disks.engine", Effect::Connect),
     ("disks.sector-size", Effect::Connect),
     ("disks.max-queues", Effect::Connect),
     ("disks.ring-page-order", Effect::Connect),

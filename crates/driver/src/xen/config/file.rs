@@ -254,6 +254,7 @@ impl Config {
             mode: disks.mode,
             cache: disks.cache,
             bounce: disks.bounce,
+            engine: disks.engine,
             sector_size: disks.sector_size,
             max_queues: disks.max_queues,
             ring_page_order: disks.ring_page_order,
@@ -266,6 +267,7 @@ impl Config {
             s.mode = other.mode.unwrap_or(s.mode);
             s.cache = other.cache.unwrap_or(s.cache);
             s.bounce = other.bounce.unwrap_or(s.bounce);
+            s.engine = other.engine.unwrap_or(s.engine);
             s.sector_size = other.sector_size.unwrap_or(s.sector_size);
             s.max_queues = other.max_queues.unwrap_or(s.max_queues);
             s.ring_page_order = other.ring_page_order.unwrap_or(s.ring_page_order);

@@ -256,6 +256,7 @@ fn each_changed_option_is_reported_and_restart_options_keep_value() {
         mode = 'copy'
         cache = 'writeback'
         bounce = 'always'
+        engine = 'threads'
         sector-size = 4096
         max-queues = 1
         ring-page-order = 0

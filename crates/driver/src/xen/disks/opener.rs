@@ -18,6 +18,7 @@ use ringfence_block::storage::file::{
 };
 use ringfence_block::storage::folders::{FolderError, Folders};
 use ringfence_block::storage::qcow2::{ChainError, ImageOptions, OpenChain, QcowDisk};
+use ringfence_memory::UringPool;
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 use rustix::fs::OFlags;
 
@@ -43,6 +44,7 @@ pub(super) struct OpenRequest {
     pub(super) direct_io_safe: bool,
     pub(super) cache: CacheMode,
     pub(super) bounce: Bounce,
+    pub(super) engine: Engine,
     pub(super) sector_size: Option<u32>,
     /// Folders below which the storage may be.
     pub(super) paths: Vec<PathBuf>,
@@ -90,15 +92,16 @@ type Opened = Result<Arc<dyn Disk>, OpenError>;
 pub(super) struct Opening(Receiver<Opened>);
 
 impl Opening {
-    /// Starts the thread. The thread calls `done` after it has sent the result.
+    /// Starts the thread. The thread calls `done` after it has sent the result. `rings` serve files.
     pub(super) fn begin(
         request: OpenRequest,
+        rings: Arc<UringPool>,
         done: impl FnOnce() + Send + 'static,
     ) -> io::Result<Opening> {
         let (sender, receiver) = channel();
         let open = move || {
             // A device that was removed meanwhile has dropped the receiver.
-            let _ = sender.send(open(&request));
+            let _ = sender.send(open(&request, &rings));
             done();
         };
         std::thread::Builder::new().name("open-disk".to_owned()).spawn(open)?;
@@ -117,10 +120,10 @@ impl Opening {
     }
 }
 
-fn open(request: &OpenRequest) -> Opened {
+fn open(request: &OpenRequest, rings: &Arc<UringPool>) -> Opened {
     match &request.source {
-        Source::Path(path) => open_file(path, request, false),
-        Source::Raw(path) => open_file(path, request, true),
+        Source::Path(path) => open_file(path, request, rings, false),
+        Source::Raw(path) => open_file(path, request, rings, true),
         Source::Image { path, any_folder } => open_image(path, request, *any_folder),
         Source::Nbd(address) => open_server(address, request),
     }
@@ -140,8 +143,7 @@ fn file_options(request: &OpenRequest, raw: bool) -> FileOptions {
         read_only: request.read_only,
         cache: request.cache,
         bounce: request.bounce,
-        // io_uring does its I/O outside the sandbox's system call filter, so no ring may exist.
-        engine: Engine::Threads,
+        engine: request.engine,
         sector_size: request.sector_size,
         discard: request.discard,
         raw,
@@ -172,7 +174,7 @@ fn open_image(path: &Path, request: &OpenRequest, any_folder: bool) -> Opened {
     Ok(Arc::new(QcowDisk::new(chain, &file)?))
 }
 
-fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
+fn open_file(path: &Path, request: &OpenRequest, rings: &Arc<UringPool>, raw: bool) -> Opened {
     let mut options = file_options(request, raw);
     let folders = Folders::new(request.paths.clone());
     let (file, path) = match folders.open(path, OpenFile::flags(&options)) {
@@ -191,7 +193,7 @@ fn open_file(path: &Path, request: &OpenRequest, raw: bool) -> Opened {
     if options.bounce == Bounce::Auto && !request.direct_io_safe && is_remote(&file.file) {
         options.bounce = Bounce::Always;
     }
-    Ok(Arc::new(FileDisk::new(file, &options)?))
+    Ok(Arc::new(FileDisk::new(file, &options)?.with_rings(Arc::clone(rings))))
 }
 
 fn is_remote(file: impl AsFd) -> bool {
@@ -219,6 +221,14 @@ mod tests {
 
     use super::*;
 
+    fn no_rings() -> Arc<UringPool> {
+        Arc::new(UringPool::new(0, 1))
+    }
+
+    fn opened(request: &OpenRequest) -> Opened {
+        open(request, &no_rings())
+    }
+
     fn request(source: Source, paths: &[&Path]) -> OpenRequest {
         OpenRequest {
             source,
@@ -227,6 +237,7 @@ mod tests {
             direct_io_safe: false,
             cache: CacheMode::WriteBack,
             bounce: Bounce::Auto,
+            engine: Engine::Auto,
             sector_size: None,
             paths: paths.iter().map(|path| (*path).to_owned()).collect(),
             nbd: false,
@@ -242,7 +253,7 @@ mod tests {
         std::fs::write(there.join("disk"), [0; 4096]).unwrap();
         std::os::unix::fs::symlink(there.join("disk"), here.join("link")).unwrap();
         let through = |path: PathBuf, folders: &[&Path]| {
-            open(&request(Source::Path(path), folders)).map(|disk| disk.geometry().bytes)
+            opened(&request(Source::Path(path), folders)).map(|disk| disk.geometry().bytes)
         };
         let link = here.join("link");
         assert!(matches!(through(link.clone(), &[&here]), Err(OpenError::Elsewhere { .. })));
@@ -265,13 +276,13 @@ mod tests {
             let address = format!("nbd+unix:///?socket={path}");
             Source::Nbd(address.parse().unwrap())
         };
-        assert!(matches!(open(&request(tcp.clone(), &[])), Err(OpenError::NoServers)));
-        let refused = open(&OpenRequest { nbd: true, ..request(tcp, &[]) });
+        assert!(matches!(opened(&request(tcp.clone(), &[])), Err(OpenError::NoServers)));
+        let refused = opened(&OpenRequest { nbd: true, ..request(tcp, &[]) });
         assert!(matches!(refused, Err(OpenError::Server { .. })));
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let elsewhere = open(&request(unix(socket.to_str().unwrap()), &[]));
+        let elsewhere = opened(&request(unix(socket.to_str().unwrap()), &[]));
         assert!(matches!(elsewhere, Err(OpenError::Elsewhere { .. })));
     }
 
@@ -282,13 +293,13 @@ mod tests {
         let mut content = vec![0; 4096];
         content[..4].copy_from_slice(b"QFI\xfb");
         std::fs::write(&path, content).unwrap();
-        let refused = open(&request(Source::Path(path.clone()), &[dir.path()]));
+        let refused = opened(&request(Source::Path(path.clone()), &[dir.path()]));
         let Err(OpenError::File(OpenFileError::NotRaw { .. })) = refused else {
             panic!("{:?}", refused.err())
         };
-        assert!(open(&request(Source::Raw(path.clone()), &[dir.path()])).is_ok());
+        assert!(opened(&request(Source::Raw(path.clone()), &[dir.path()])).is_ok());
         let adopted = OpenRequest { in_use: true, ..request(Source::Path(path), &[dir.path()]) };
-        assert!(open(&adopted).is_ok());
+        assert!(opened(&adopted).is_ok());
     }
 
     #[test]
@@ -298,7 +309,8 @@ mod tests {
         std::fs::write(&path, [0; 1024]).unwrap();
         let (sender, told) = mpsc::channel();
         let request = request(Source::Path(path), &[dir.path()]);
-        let opening = Opening::begin(request, move || sender.send(()).unwrap()).unwrap();
+        let opening =
+            Opening::begin(request, no_rings(), move || sender.send(()).unwrap()).unwrap();
         told.recv().unwrap();
         assert_eq!(opening.poll().unwrap().unwrap().geometry().bytes, 1024);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ringfence_block::blkback::engine_names;
 use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
@@ -58,6 +59,7 @@ pub(in crate::xen) fn vbd_status(
         persistent: connection.is_some_and(|connection| connection.persistent),
         ring_pages: connection.map(|connection| connection.ring_pages),
         protocol: connection.map(|connection| connection.abi.name().to_owned()),
+        engine: engine_names(ring_levels(&vbd.rings)).map(str::to_owned),
         problem: vbd.problem.clone().or_else(|| backend.penalized().map(str::to_owned)),
         queues: rings.collect(),
         levels: counts(ring_levels(&vbd.rings)),

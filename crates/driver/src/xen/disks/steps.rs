@@ -94,6 +94,7 @@ impl<P: Platform> Backends<P, XenDomain> {
             direct_io_safe: keys.direct_io_safe,
             cache: settings.cache,
             bounce: settings.bounce,
+            engine: settings.engine,
             sector_size: keys.fixed_sector_size.or(settings.sector_size),
             paths: disks.paths.clone(),
             nbd: disks.nbd,
@@ -119,7 +120,11 @@ impl<P: Platform> Backends<P, XenDomain> {
         }
         let request = request?;
         if let Storage::Closed = vbd.own.storage {
-            let opening = Opening::begin(request, self.vbds.notifier(*device));
+            let opening = Opening::begin(
+                request,
+                Arc::clone(&self.domain.rings),
+                self.vbds.notifier(*device),
+            );
             vbd.own.storage = Storage::Opening(opening.map_err(OpenError::from)?);
         }
         let Storage::Opening(opening) = &vbd.own.storage else { return Ok(()) };
