@@ -11,3 +11,4 @@ mod policy;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;
+mod upstream;

@@ -10,6 +10,7 @@ use core::time::Duration;
 use super::backlog::Backlog;
 use super::config::TcpConfig;
 use super::local_stream::LocalStream;
+use super::proxied::Proxied;
 use super::rto::Rto;
 use super::segment::{Ports, Segment};
 use super::seq::Seq;
@@ -118,6 +119,8 @@ pub(super) struct TcpConnection {
     pub(super) first: Option<Box<FirstBytes>>,
     /// Stream of a connection that the uplink answers itself, in the place of the socket.
     pub(super) local: Option<Box<LocalStream>>,
+    /// The upstream proxy carries the connection.
+    pub(super) proxied: Option<Box<Proxied>>,
     /// Name for which the egress policy allowed the connection.
     pub(super) name: Option<Box<str>>,
     /// Payload bytes from the guest and to it, without retransmissions.
@@ -195,6 +198,7 @@ impl TcpConnection {
             urgent: Urgent::None,
             first: None,
             local: None,
+            proxied: None,
             name: None,
             bytes: CarriedBytes::default(),
             rcv_nxt: Seq(0),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 
-use crate::context::Context;
+use crate::context::{Context, Way};
 use crate::egress::{Asked, DatagramInspector, Egress, Waiting};
 
 /// Returns the policy if datagrams to this destination are queries that it inspects.
@@ -32,7 +32,7 @@ pub(super) fn admit(
     if policy_of(to, context).is_some() {
         return Ok(None);
     }
-    match context.decide(to, outward, Protocol::Udp) {
+    match context.decide(to, &Way::Direct(outward), Protocol::Udp) {
         Asked::Decided(Some(allowed)) => Ok(DatagramInspector::new(egress, to, allowed)),
         Asked::Decided(None) => Err(NotAdmitted::Denied),
         Asked::Held(waiting) => Err(NotAdmitted::Held(waiting)),
