@@ -1,5 +1,7 @@
 //! Network of a namespace: the plan that follows from options and host, and the sockets of its ports.
 
+mod name_servers;
+
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,12 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::config::LeftOut;
+use ringfence_uplink::upstream::ProxySettings;
 
 use super::args::PastaArgs;
 use super::auto_forwards::{self, AutoForwards, without_none};
 use super::outbound;
 use super::values::{AddressArg, OrNone};
 use crate::forward_spec::Listen;
+use name_servers::{NameServerWishes, last_of_each_family};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::UplinkInterface;
@@ -52,6 +56,8 @@ pub(crate) struct PlannedNetwork {
     aliases: Vec<Alias>,
     /// Name servers that the options ask for, before those of the host are known.
     wishes: NameServerWishes,
+    /// Proxy that carries connections to other hosts.
+    upstream: Option<ProxySettings>,
     /// Sources of the host's sockets, IPv4 first.
     outbound: [Outbound; 2],
     /// Groups of `--multicast`, and their sockets until the uplink has them.
@@ -59,63 +65,6 @@ pub(crate) struct PlannedNetwork {
     /// Memberships that follow the host's links.
     pub(super) memberships: Option<Memberships>,
     groups: Vec<OwnedFd>,
-}
-
-/// Name servers that the options ask for, before those of the host are known.
-#[derive(Clone, Debug)]
-struct NameServerWishes {
-    given: Vec<IpAddr>,
-    without: bool,
-    forward: Vec<IpAddr>,
-    host: Vec<IpAddr>,
-    offers: bool,
-    /// An egress policy reads the queries.
-    reads: bool,
-}
-
-impl NameServerWishes {
-    fn of(args: &PastaArgs) -> anyhow::Result<NameServerWishes> {
-        let (given, without) = OrNone::list(&args.dns);
-        let (forward, host) = (args.dns_forward.clone(), args.dns_host.clone());
-        if !host.is_empty() && forward.is_empty() {
-            bail!("--dns-host names the end of --dns-forward, and there is none");
-        }
-        let (offers, reads) = (args.dhcp_dns, args.has_policy());
-        Ok(NameServerWishes { given, without, forward, host, offers, reads })
-    }
-
-    /// Returns the name servers of the namespace.
-    fn servers(&self, of_host: &[IpAddr]) -> Vec<IpAddr> {
-        match (&self.given[..], self.without) {
-            ([], true) => Vec::new(),
-            ([], false) => of_host.to_vec(),
-            (given, _) => given.to_vec(),
-        }
-    }
-
-    /// Returns the name servers whose queries an egress policy reads, besides those that are offered: a namespace may have
-    /// the host's resolv.conf.
-    fn unoffered(&self, of_host: &[IpAddr], plan: &NetworkPlan) -> Vec<IpAddr> {
-        let servers = if self.reads && !self.offers { self.servers(of_host) } else { Vec::new() };
-        // A server on the host itself stays out of reach without an option that says otherwise.
-        servers.into_iter().filter(|ip| !ip.is_loopback() && !plan.has(*ip)).collect()
-    }
-
-    /// Returns the stand-ins of `--dns-forward`. A name server of the same family is preferred.
-    fn stand_ins(&self, servers: &[IpAddr], of_host: &[IpAddr]) -> Vec<Alias> {
-        let mut found = Vec::new();
-        for guest in last_of_each_family(&self.forward) {
-            let same =
-                |list: &[IpAddr]| list.iter().find(|ip| ip.is_ipv4() == guest.is_ipv4()).copied();
-            let any = |list: &[IpAddr]| list.first().copied();
-            let host = same(&self.host).or_else(|| any(&self.host));
-            let host = host.or_else(|| same(of_host)).or_else(|| same(servers));
-            // Without any name server, queries are refused.
-            let host = host.or_else(|| any(of_host)).or_else(|| any(servers));
-            found.extend(host.map(|host| Alias { guest, host }));
-        }
-        found
-    }
 }
 
 /// Listening sockets and their destinations.
@@ -131,6 +80,7 @@ impl PlannedNetwork {
         let mut network =
             PlannedNetwork::of(args, outbound::host_network(args)?, resolver_of_host())?;
         network.outbound = outbound::sources(args)?;
+        network.upstream = args.egress.proxy.resolve()?;
         network.join(args)?;
         Ok(network)
     }
@@ -161,6 +111,8 @@ impl PlannedNetwork {
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
+            // The proxy completes names, if at all.
+            None if name_server_wishes.proxied => Vec::new(),
             None => resolver.search,
         };
         let (mac, guest_mac) = NetworkPlan::macs();
@@ -180,6 +132,7 @@ impl PlannedNetwork {
             aliases,
             wishes: name_server_wishes,
             outbound: Default::default(),
+            upstream: None,
             multicast: MulticastConfig::default(),
             memberships: None,
             groups: Vec::new(),
@@ -241,6 +194,7 @@ impl PlannedNetwork {
             aliases: self.aliases.clone(),
             allow_local: args.allow_local.clone(),
             policy,
+            upstream: self.upstream.clone(),
             outbound: self.outbound.clone(),
             multicast: self.multicast.clone(),
             left_out: left_out(args).0,
@@ -555,12 +509,6 @@ fn aliases(args: &PastaArgs, plan: &NetworkPlan) -> anyhow::Result<Vec<Alias>> {
         }
     }
     Ok(found)
-}
-
-fn last_of_each_family(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
-    [true, false]
-        .into_iter()
-        .filter_map(|v4| addresses.iter().rev().find(|ip| ip.is_ipv4() == v4).copied())
 }
 
 /// Returns the address to which connections from the host's loopback are relayed.

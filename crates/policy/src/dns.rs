@@ -39,6 +39,7 @@ pub enum Code {
     NoData = 0,
     FormErr = 1,
     ServFail = 2,
+    NxDomain = 3,
     NotImp = 4,
     Refused = 5,
 }
@@ -122,6 +123,11 @@ impl Query {
         matches!(self.kind, RecordType::A | RecordType::AAAA)
     }
 
+    /// Returns `true` for queries for IPv4 addresses.
+    pub fn is_for_v4(&self) -> bool {
+        self.kind == RecordType::A
+    }
+
     /// Returns `true` for transfers of zones, and for all records at once.
     pub fn is_bulk(&self) -> bool {
         matches!(self.kind, RecordType::ANY | RecordType::AXFR | RecordType::IXFR)
@@ -170,17 +176,33 @@ impl Query {
     pub fn text_reply(&self, text: &str) -> Vec<u8> {
         /// Maximum length of a string of a TXT record (RFC 1035, 3.3.14).
         const STRING_MAX: usize = 255;
-        let mut reply = bare_reply(self.id, self.flags, Code::NoData, &self.question);
-        reply[7] = 1;
         let mut data = Vec::new();
         for part in text.as_bytes().chunks(STRING_MAX) {
             data.extend_from_slice(&bounded(part.len(), u8::MAX).to_be_bytes());
             data.extend_from_slice(part);
         }
-        // The name is that of the question; type TXT, class IN, no time to live.
-        reply.extend_from_slice(&[0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0]);
+        self.record_reply(0, &data)
+    }
+
+    /// Writes a reply with one address, which must be of the type asked for. Its time to live is in seconds.
+    pub fn address_reply(&self, ip: IpAddr, ttl: u32) -> Vec<u8> {
+        match ip {
+            IpAddr::V4(ip) => self.record_reply(ttl, &ip.octets()),
+            IpAddr::V6(ip) => self.record_reply(ttl, &ip.octets()),
+        }
+    }
+
+    /// Writes a reply with one record of the name and type asked for.
+    fn record_reply(&self, ttl: u32, data: &[u8]) -> Vec<u8> {
+        let mut reply = bare_reply(self.id, self.flags, Code::NoData, &self.question);
+        reply[7] = 1;
+        // The name is that of the question; class IN.
+        for word in [0xc00c, u16::from(self.kind), 1] {
+            reply.extend_from_slice(&word.to_be_bytes());
+        }
+        reply.extend_from_slice(&ttl.to_be_bytes());
         reply.extend_from_slice(&bounded(data.len(), u16::MAX).to_be_bytes());
-        reply.extend_from_slice(&data);
+        reply.extend_from_slice(data);
         if self.edns.is_some() {
             reply[11] = 1;
             write_opt(&mut reply, PAYLOAD_MIN, 0, &[]);

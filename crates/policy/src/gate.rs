@@ -27,6 +27,7 @@ use crate::policy::{AskResult, Cause, Policy, Verdict};
 use crate::ranges::{is_approvable, is_special};
 use crate::refusal;
 use crate::rule::{Action, Protocol};
+use crate::substitutes::Substitutes;
 
 /// Maximum number of queries without an answer.
 pub const PENDING_MAX: usize = 1024;
@@ -217,6 +218,18 @@ impl Gate {
 
     /// Decides on a query of the guest.
     pub fn query(&mut self, ends: QueryEnds, bytes: &[u8], now: Duration) -> Resolution {
+        self.query_or_substitute(ends, bytes, None, now)
+    }
+
+    /// Decides on a query as [`Gate::query`] does. With `substitutes`, allowed names are answered from that table, and no server is
+    /// asked.
+    pub fn query_or_substitute(
+        &mut self,
+        ends: QueryEnds,
+        bytes: &[u8],
+        substitutes: Option<&mut Substitutes>,
+        now: Duration,
+    ) -> Resolution {
         let malformed = |fate| Resolution {
             fate,
             name: None,
@@ -247,11 +260,14 @@ impl Gate {
             Action::Allow if query.is_service_binding() => {
                 QueryFate::Reply(query.reply(Code::NoData))
             }
-            Action::Allow => {
-                let bytes = query.to_server();
-                self.remember((ends, query.id()), query, now);
-                QueryFate::Forward(bytes)
-            }
+            Action::Allow => match substitutes {
+                Some(substitutes) => QueryFate::Reply(substitutes.answer(&query, now)),
+                None => {
+                    let bytes = query.to_server();
+                    self.remember((ends, query.id()), query, now);
+                    QueryFate::Forward(bytes)
+                }
+            },
         };
         Resolution { fate, name, verdict, subject }
     }
@@ -373,6 +389,27 @@ impl Gate {
         self.decide(to, protocol, now, false)
     }
 
+    /// Decides on a connection to a name whose address only a proxy knows. Rules for addresses do not concern it.
+    pub fn connect_to_name(
+        &self,
+        name: &HostName,
+        port: u16,
+        can_be_approved: bool,
+        now: Duration,
+    ) -> Decision {
+        let verdict = match can_be_approved {
+            true => self.name(name, port, Protocol::Tcp, Some(now)),
+            false => self.policy.name(name, port, Protocol::Tcp),
+        };
+        let is_open = self.policy.default_action() == Action::Allow;
+        let inspection = match (verdict.is_allowed(), is_open, self.policy.denies_names()) {
+            (true, false, _) => Inspection::AllowedNames,
+            (true, true, true) => Inspection::DeniedNames,
+            _ => Inspection::None,
+        };
+        Decision { verdict, name: Some(name.clone()), inspection }
+    }
+
     fn decide(
         &self,
         to: SocketAddr,
@@ -471,6 +508,11 @@ impl Gate {
             (None, Some(name)) => self.name(name, to.port(), protocol, None).is_allowed(),
             (None, None) => self.connect(to, protocol, now).verdict.is_allowed(),
         }
+    }
+
+    /// Returns `true` if a TCP connection to a name that was allowed earlier may stay ([`Gate::connect_to_name`]).
+    pub fn keeps_name(&self, name: &HostName, port: u16) -> bool {
+        self.name(name, port, Protocol::Tcp, None).is_allowed()
     }
 
     /// Decides on an allowed connection by its first bytes.

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | DNS query | [`Gate::query`] | rules for names; others are refused and never leave |
 //! | DNS answer | [`Gate::answer`] | pins the addresses; refuses private ones for public names |
-//! | new connection | [`Gate::connect`] | rules for addresses, then the pinned names |
+//! | new connection | [`Gate::connect`], [`Gate::connect_to_name`] | rules for addresses, then the pinned names |
 //! | first bytes of an allowed connection | [`Gate::check`] | server name of TLS or QUIC, or HTTP host |
 //!
 //! [`policy`] has the order of rules, [`rule`] their grammar, [`mod@file`] the form of policy files. Every table is
@@ -33,6 +33,7 @@ pub mod ranges;
 pub mod record;
 pub mod refusal;
 pub mod rule;
+pub mod substitutes;
 #[cfg(test)]
 mod testing;
 pub mod tls;

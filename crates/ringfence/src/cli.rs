@@ -621,6 +621,8 @@ mod tests {
             "--uplink moon",
             "-p http",
             "--dns one",
+            "--upstream-proxy https://proxy.example:443",
+            "--upstream-proxy-credentials file",
             "--allow-local 127.0.0.1",
             "--allow-local 10.0.0.0/40",
             "--publish-default moon",

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ringfence_hostnet::address::Address;
 use ringfence_policy::{Action, PolicySource};
+use ringfence_uplink::upstream::ProxySettings;
 use serde::{Deserialize, Serialize};
 
 use crate::forward::Forward;
@@ -74,6 +75,8 @@ pub struct UplinkConfig {
     pub allow_local: Vec<LocalPrefix>,
     /// Egress policy, if there is one. Its rules follow in messages of [`UplinkRules`](crate::messages::UplinkRules).
     pub policy: Option<PolicyHead>,
+    /// Proxy that carries connections to other hosts. There is a policy then.
+    pub upstream: Option<ProxySettings>,
     /// Sources of sockets to other hosts, IPv4 first.
     pub outbound: [Outbound; 2],
     /// Ports of the host that lead to the guest.

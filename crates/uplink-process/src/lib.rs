@@ -14,6 +14,7 @@
 //! * [`forwarded_ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
+//! * [`upstream`]: the proxy that carries a guest's connections.
 
 pub mod asking;
 pub mod config;
@@ -30,6 +31,7 @@ pub mod orders;
 pub mod process;
 mod recorder;
 pub mod totals;
+pub mod upstream;
 
 pub use config::{Alias, INTERFACE, MTU_DEFAULT, Outbound, PolicyHead, RelayTo, UplinkConfig};
 pub use messages::{BATCH, FromUplink, RULES_IN_MESSAGE, UplinkRules, UplinkSockets};

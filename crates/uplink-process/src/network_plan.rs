@@ -12,6 +12,7 @@ use ringfence_hostnet::address::AddressError;
 use ringfence_hostnet::host::{HostNetwork, Resolver};
 use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
 use ringfence_hostnet::netlink::Route;
+use ringfence_policy::substitutes::NAME_SERVERS;
 
 /// Router addresses if the host has none to copy. Link-local, so that they conflict with no other
 /// host.
@@ -45,6 +46,8 @@ pub struct Wishes {
     pub name_servers: Vec<IpAddr>,
     /// Substitute addresses for the host's loopback.
     pub loopback: Vec<IpAddr>,
+    /// Names are looked up by an upstream proxy: the host's name servers and search domains are not the guest's.
+    pub proxied: bool,
 }
 
 /// Value of the option `--uplink-address`: an address, or a private network.
@@ -149,7 +152,12 @@ impl NetworkPlan {
         if let Some((ip, why)) = servers.iter().find_map(|ip| Some((*ip, not_asked(*ip)?))) {
             return Err(PlanError::NameServer(ip, why));
         }
-        (plan.name_servers, plan.resolvers) = plan.resolve(&servers);
+        if wishes.proxied {
+            // A name that is too short is completed by the proxy, if at all.
+            (plan.name_servers, plan.search) = (plan.name_servers_by_proxy(), Vec::new());
+        } else {
+            (plan.name_servers, plan.resolvers) = plan.resolve(&servers);
+        }
         plan.reach_loopback(&wishes.loopback)?;
         Ok(plan)
     }
@@ -227,6 +235,11 @@ impl NetworkPlan {
         }
         (self.name_servers, self.resolvers) = new;
         true
+    }
+
+    /// Returns the addresses at which the uplink itself answers queries, behind an upstream proxy.
+    fn name_servers_by_proxy(&self) -> Vec<IpAddr> {
+        NAME_SERVERS.into_iter().filter(|ip| self.has_family_of(*ip)).collect()
     }
 
     /// Returns addresses of the host's name servers to which the guest can send, and the stand-ins among them.
@@ -366,6 +379,15 @@ mod tests {
         assert_eq!(plan.name_servers[..2], [stand_in, "192.0.2.9".parse().unwrap()]);
         let hosts: Vec<_> = plan.resolvers.iter().map(|alias| alias.host).collect();
         assert_eq!(hosts, ips(&["192.0.2.7", "2001:db8::1"]));
+    }
+
+    #[test]
+    fn proxied_guest_asks_the_uplink_for_names_and_has_no_search_domain() {
+        let wishes = Wishes { proxied: true, ..Wishes::default() };
+        let host = host(&["192.0.2.7/24"], &["192.0.2.1"]);
+        let plan = NetworkPlan::new(host, servers(&["127.0.0.53"]), &wishes).unwrap();
+        assert_eq!(plan.name_servers, [NAME_SERVERS[0]], "the guest has no IPv6");
+        assert!(plan.resolvers.is_empty() && plan.search.is_empty());
     }
 
     #[test]

@@ -33,6 +33,7 @@ use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::{Share, UdpForwards};
 use ringfence_uplink::team::{self, Member};
 use ringfence_uplink::udp::multicast::QUESTIONS_MAX;
+use ringfence_uplink::upstream::UpstreamProxy;
 use ringfence_uplink::{Access, Config, Egress, GuestLink, Uplink, UplinkCounters};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -416,6 +417,8 @@ fn remarks(config: &UplinkConfig) -> Vec<String> {
 fn engine_config(config: &UplinkConfig) -> Config {
     let addresses: Vec<(IpAddr, u8)> =
         config.addresses.iter().map(|address| (address.ip(), address.prefix())).collect();
+    let families = [true, false].map(|v4| addresses.iter().any(|(ip, _)| ip.is_ipv4() == v4));
+    let upstream = config.upstream.clone().map(|proxy| UpstreamProxy::new(proxy, families));
     Config {
         mac: config.mac,
         mtu: config.mtu,
@@ -440,6 +443,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
         },
         multicast: config.multicast.services.clone(),
         left_out: LeftOut(config.left_out),
+        upstream,
         ..Config::default()
     }
 }

@@ -35,6 +35,12 @@ pub enum Refusal {
     Unreachable,
     /// The address is the host's own, or link-local.
     Local,
+    /// The destination is behind the upstream proxy, which carries TCP alone.
+    NotProxied,
+    /// The destination is the upstream proxy itself.
+    Proxy,
+    /// The substitute address stands for no name, or no more.
+    NoName,
 }
 
 impl Refusal {
@@ -45,6 +51,9 @@ impl Refusal {
             Refusal::Local => {
                 "the address is the host's own or link-local, and not allowed by an option"
             }
+            Refusal::NotProxied => "the upstream proxy carries TCP alone",
+            Refusal::Proxy => "only the uplink itself connects to the upstream proxy",
+            Refusal::NoName => "no name has this substitute address now: ask for the name again",
         }
     }
 }
@@ -134,7 +143,7 @@ fn with_zone(host: IpAddr, port: u16) -> SocketAddr {
 }
 
 /// Returns `true` for 169.254.0.0/16 and fe80::/10: hosts of one link, and metadata services of clouds.
-fn is_link_local(ip: IpAddr) -> bool {
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),

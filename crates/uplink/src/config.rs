@@ -9,6 +9,7 @@ use crate::guest::GuestNetwork;
 use crate::share::{Published, Share};
 use crate::tcp::config::TcpConfig;
 use crate::udp::multicast::service::Service;
+use crate::upstream::UpstreamProxy;
 
 /// Default hardware address of the router that the guest sees: locally administered.
 pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
@@ -91,6 +92,9 @@ pub struct Config {
     pub name_servers: Arc<Published<NameServers>>,
     /// Egress policy in force, shared by the guest's engines.
     pub policy: Arc<PolicyInForce>,
+    /// Proxy that carries connections to other hosts, shared by the guest's engines. It needs a policy in force, which
+    /// answers queries for names.
+    pub upstream: Option<Arc<UpstreamProxy>>,
 }
 
 impl Config {
@@ -139,6 +143,7 @@ impl Default for Config {
             share: Share::default(),
             name_servers: Arc::default(),
             policy: Arc::default(),
+            upstream: None,
         }
     }
 }

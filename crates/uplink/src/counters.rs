@@ -52,6 +52,8 @@ counters! {
     drop_unreachable;
     /// Packets dropped: destination is the host's own or link-local, and not permitted.
     drop_local;
+    /// Packets dropped: no TCP, so the upstream proxy does not carry them.
+    drop_not_proxied;
     /// Flows that the egress policy allowed.
     egress_allowed;
     /// Flows that the egress policy denied.
@@ -152,6 +154,10 @@ counters! {
     tcp_closed;
     /// TCP connections that were refused or failed.
     tcp_refused;
+    /// TCP connections that the upstream proxy has opened.
+    tcp_proxied;
+    /// TCP connections that the upstream proxy has refused, or that could not reach it.
+    tcp_proxy_failed;
     /// TCP connections evicted by others.
     tcp_evicted;
     /// TCP segments that belong to no connection.

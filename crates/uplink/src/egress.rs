@@ -10,6 +10,7 @@ mod ends;
 mod first_bytes;
 mod limits;
 mod notes;
+mod recording;
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -20,12 +21,13 @@ use ringfence_policy::first::Shown;
 use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds, QueryFate};
 use ringfence_policy::http::Host;
 use ringfence_policy::policy::AskResult;
-use ringfence_policy::record::{Event, Record};
+use ringfence_policy::record::Event;
 use ringfence_policy::refusal;
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Subject, Verdict};
 use ringfence_sys::counters::Counter;
 
 use crate::counters::UplinkCounters;
+use crate::upstream::UpstreamProxy;
 pub use asking::{Answer, AskLimits, Asked, Question, QuestionId, Waiting};
 use asking::{Asking, ONCE_FOR, UNANSWERED_FOR, UNATTENDED_FOR};
 pub use datagrams::{DatagramInspector, DatagramVerdict};
@@ -237,19 +239,23 @@ impl Egress {
     }
 
     /// Decides on a new flow of the guest, which may have to wait for an answer. Returns `None` in a decision if it is denied.
-    /// `can_be_approved`: the flow leads to no address of the host itself.
+    /// `name`: the name for which the address stands, at the upstream proxy. `can_be_approved`: the flow leads to no address of the
+    /// host itself.
     pub(crate) fn admit(
         &self,
         to: SocketAddr,
+        name: Option<&HostName>,
         protocol: Protocol,
         can_be_approved: bool,
         now: Duration,
         counters: &UplinkCounters,
     ) -> Asked<Option<Admitted>> {
         let mut state = self.state();
-        let mut decision = match can_be_approved {
-            true => state.gate.connect(to, protocol, now),
-            false => state.gate.connect_by_rules(to, protocol, now),
+        let gate = &state.gate;
+        let mut decision = match (name, can_be_approved) {
+            (Some(name), _) => gate.connect_to_name(name, to.port(), can_be_approved, now),
+            (None, true) => gate.connect(to, protocol, now),
+            (None, false) => gate.connect_by_rules(to, protocol, now),
         };
         let subject = Gate::subject(&decision, to, protocol).filter(|_| can_be_approved);
         let held = state.ask(subject, &mut decision.verdict, self.notes.as_ref(), now);
@@ -271,17 +277,22 @@ impl Egress {
         Asked::Decided(is_allowed.then_some(Admitted { decision, permit }))
     }
 
-    /// Decides on a query of the guest, which may have to wait for an answer. `can_wait`: its packet can be held.
+    /// Decides on a query of the guest, which may have to wait for an answer. `can_wait`: its packet can be held. Behind an upstream
+    /// proxy, allowed names are answered by substitute addresses.
     pub fn query(
         &self,
         ends: QueryEnds,
         bytes: &[u8],
         can_wait: bool,
+        upstream: Option<&UpstreamProxy>,
         now: Duration,
         counters: &UplinkCounters,
     ) -> Asked<QueryFate> {
         let mut state = self.state();
-        let resolution = state.gate.query(ends, bytes, now);
+        let mut substitutes = upstream.map(UpstreamProxy::substitutes);
+        let resolution =
+            state.gate.query_or_substitute(ends, bytes, substitutes.as_deref_mut(), now);
+        drop(substitutes);
         let (name, mut verdict) = (resolution.name, resolution.verdict);
         let subject = resolution.subject.filter(|_| can_wait);
         if let Some(waiting) = state.ask(subject, &mut verdict, self.notes.as_ref(), now) {
@@ -305,7 +316,7 @@ impl Egress {
         now: Duration,
         counters: &UplinkCounters,
     ) -> Option<Decision> {
-        match self.admit(to, protocol, false, now, counters) {
+        match self.admit(to, None, protocol, false, now, counters) {
             Asked::Decided(admitted) => admitted.map(|admitted| admitted.decision),
             Asked::Held(_) => None,
         }
@@ -321,6 +332,12 @@ impl Egress {
     ) -> bool {
         let name = name.and_then(|name| HostName::parse(name).ok());
         self.learns || self.state().gate.keeps(to, protocol, name.as_ref(), now)
+    }
+
+    /// Returns `true` if an open connection to a name at the upstream proxy may stay under the policy in force.
+    pub(crate) fn still_allows_name(&self, name: &str, port: u16) -> bool {
+        let name = HostName::parse(name).ok();
+        self.learns || name.is_some_and(|name| self.state().gate.keeps_name(&name, port))
     }
 
     /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
@@ -481,40 +498,6 @@ impl Egress {
                 Answered::Send(reply)
             }
         }
-    }
-
-    /// Sends an event to the recorder, if there is one.
-    fn note(
-        &self,
-        state: &EgressState,
-        event: Event,
-        decision: &Decision,
-        to: Option<(SocketAddr, Protocol)>,
-        sni: Option<String>,
-    ) {
-        let Some(notes) = &self.notes else { return };
-        let verdict = decision.verdict;
-        if state.recording == Recording::Denials && verdict.is_allowed() {
-            return;
-        }
-        let (name, policy) = (decision.name.as_ref(), state.gate.policy());
-        let missing = policy.missing_rule(verdict.cause, name, to);
-        let record = Record {
-            event,
-            verdict: verdict.action,
-            name: name.map(HostName::to_string),
-            address: to.map(|(to, _)| to.ip()),
-            port: to.map(|(to, _)| to.port()).filter(|port| *port > 0),
-            protocol: to.map(|(_, protocol)| protocol),
-            reason: policy.describe(verdict.cause),
-            allow: missing.filter(|_| !verdict.is_allowed()),
-            sni,
-            bytes_out: None,
-            bytes_in: None,
-        };
-        let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
-        // The recorder bounds its rate; a guest that floods it loses its own lines.
-        let _ = notes.try_send(Some(Note::Verdict { record, learn }));
     }
 }
 

@@ -11,8 +11,9 @@ use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
 use crate::egress::PolicyInForce;
 use crate::emit::Ends;
-use crate::host::scripted::ScriptedHost;
+use crate::host::scripted::{PROXY, ScriptedHost};
 use crate::testing::Wire;
+use crate::upstream::{ProxyKind, ProxySettings, UpstreamProxy};
 use crate::{Config, Egress, Uplink, UplinkCounters};
 
 /// Length of the longest generated frame, in bytes.
@@ -60,6 +61,17 @@ pub fn guest_frames(data: &[u8]) {
         config.policy =
             PolicyInForce::new(policy.ok().map(|policy| Egress::new(policy, None, false)));
         config.access.name_servers.push(Ipv4Addr::new(10, 0, 0, 1).into());
+    }
+    // Half of these are behind a proxy.
+    if data.len() % 4 == 3 {
+        let settings = ProxySettings {
+            kind: ProxyKind::Http,
+            host: "proxy.example".to_owned(),
+            port: PROXY,
+            addresses: vec![Ipv4Addr::new(192, 0, 2, 1).into()],
+            credentials: None,
+        };
+        config.upstream = Some(UpstreamProxy::new(settings, [true, true]));
     }
     let mut uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
     let mut wire = Wire::new(2);

@@ -32,6 +32,7 @@
 //! * [`context::Context`]: the engine's parts that protocols use.
 //! * [`guest::GuestNetwork`]: the settings offered by ARP, NDP, DHCP and DHCPv6.
 //! * [`share::Share`]: the distribution of flows over several engines.
+//! * [`upstream::UpstreamProxy`]: a proxy that carries the guest's connections to other hosts.
 //! * [`flow::FlowTable`]: a bounded table of flows with eviction.
 
 pub mod access;
@@ -69,6 +70,7 @@ pub mod team;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 pub mod udp;
+pub mod upstream;
 
 pub use access::Access;
 pub use config::Config;

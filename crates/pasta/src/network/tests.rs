@@ -1,6 +1,7 @@
 use super::super::parse;
 use super::*;
 use ringfence_hostnet::netlink::Route;
+use ringfence_uplink_process::upstream::NAME_SERVERS;
 
 fn host() -> HostNetwork {
     let route = |destination: &str, prefix, gateway: &str| Route {
@@ -209,4 +210,17 @@ fn port_of_a_session_that_ends_is_awaited() {
     });
     assert_eq!(network.listen(&args).unwrap().forwards.len(), 1);
     ends.join().unwrap();
+}
+
+#[test]
+fn uplink_behind_a_proxy_answers_at_every_name_server_and_without_any() {
+    let config = config("--upstream-proxy http://192.0.2.1:3128 --dhcp-search");
+    let own: Vec<_> = NAME_SERVERS.into_iter().collect();
+    assert!(own.iter().all(|ip| config.unoffered.contains(ip)), "{:?}", config.unoffered);
+    assert!(config.search.is_empty(), "the proxy completes names");
+    let wishes = |line: &str| of(line, host()).unwrap().1.wishes;
+    let alone = wishes("--upstream-proxy http://192.0.2.1:3128 --dns-forward 169.254.1.1");
+    assert_eq!(alone.servers(&[]), own);
+    assert_eq!(alone.stand_ins(&[], &[]), [Alias { guest: ip("169.254.1.1"), host: own[0] }]);
+    assert!(wishes("--dns-forward 169.254.1.1").stand_ins(&[], &[]).is_empty());
 }

@@ -452,3 +452,48 @@ fn approved_address_opens_its_port_alone() {
     let private = resolve(&mut gate, "a.org.", &[("a.org.", 60, "10.0.0.9")]);
     assert!(matches!(private, AnswerFate::Replace(..)));
 }
+
+#[test]
+fn substitute_answers_allowed_names_and_asks_no_server() {
+    let mut gate = gate("+a.org:443/tcp");
+    let mut table = Substitutes::new(8, [true, true]);
+    let mut ask = |gate: &mut Gate, host: &str| {
+        let query = query(host, RecordType::A, 7);
+        match gate.query_or_substitute(ends(), &query, Some(&mut table), NOW).fate {
+            QueryFate::Reply(reply) => Message::from_vec(&reply).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ask(&mut gate, "a.org.").answers.len(), 1);
+    assert_eq!(ask(&mut gate, "b.org.").answers.len(), 0);
+    assert!(gate.pending.is_empty() && gate.pins().is_empty());
+    assert_eq!(table.len(), 1, "a denied name has no address");
+}
+
+#[test]
+fn connection_to_name_of_a_proxy_is_decided_by_rules_for_names_alone() {
+    let closed = gate("+*.org:443 -b.org +198.18.0.0/15");
+    let decide = |gate: &Gate, host: &str, port| gate.connect_to_name(&name(host), port, true, NOW);
+    let allowed = decide(&closed, "a.org", 443);
+    assert_eq!(allowed.verdict, Verdict::allow(Cause::Rule(0)));
+    assert_eq!((allowed.name, allowed.inspection), (Some(name("a.org")), Inspection::AllowedNames));
+    assert_eq!(decide(&closed, "a.org", 80).verdict, Verdict::deny(Cause::NoRule));
+    assert_eq!(decide(&closed, "b.org", 443).verdict, Verdict::deny(Cause::Rule(1)));
+    assert_eq!(decide(&closed, "c.net", 443).verdict, Verdict::deny(Cause::NoRule));
+    assert!(closed.keeps_name(&name("a.org"), 443) && !closed.keeps_name(&name("b.org"), 443));
+    let open = gate("-b.org");
+    assert_eq!(decide(&open, "a.org", 1).inspection, Inspection::DeniedNames);
+    assert_eq!(decide(&open, "b.org", 1).verdict, Verdict::deny(Cause::Rule(0)));
+}
+
+#[test]
+fn approval_opens_a_name_of_a_proxy() {
+    let mut gate = gate("+x.org");
+    let decide =
+        |gate: &Gate, by_approval| gate.connect_to_name(&name("a.org"), 443, by_approval, NOW);
+    let to = "198.18.1.0:443".parse().unwrap();
+    let subject = Gate::subject(&decide(&gate, true), to, Protocol::Tcp).unwrap();
+    assert!(gate.approve(&subject, None));
+    assert_eq!(decide(&gate, true).verdict, APPROVED);
+    assert!(!decide(&gate, false).verdict.is_allowed() && gate.keeps_name(&name("a.org"), 443));
+}

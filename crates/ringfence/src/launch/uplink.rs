@@ -17,6 +17,7 @@ use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sys::numbers::bounded;
+use ringfence_uplink::upstream::ProxySettings;
 use ringfence_uplink_process::asking::Asker;
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forward::{Families, Forward};
@@ -47,8 +48,10 @@ pub(super) struct Uplink {
     pub(super) asker: Option<Asker>,
     /// Time limit of answers in seconds. Queries wait for them.
     asked_within: Option<u16>,
-    /// Set if the options name the name servers.
+    /// Set if the options name the name servers, or a proxy takes their place.
     servers_are_given: bool,
+    /// Proxy that carries connections to other hosts.
+    upstream: Option<ProxySettings>,
     pub(super) ports: PublishedPorts,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
@@ -73,6 +76,7 @@ impl Uplink {
         let egress = GuestEgress::open(policy, &options.egress, name)?
             .with_denials()
             .with_questions(options.ask.limits());
+        let upstream = upstream_of(options)?;
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
@@ -89,6 +93,7 @@ impl Uplink {
             gateways: options.uplink_gateways.clone(),
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
+            proxied: upstream.is_some(),
         };
         let plan = NetworkPlan::new(host, resolver_of_host(), &requested)?;
         let (families, defaults) = (plan.families(), &options.publish_default);
@@ -119,7 +124,8 @@ impl Uplink {
             egress,
             asker,
             asked_within: options.ask.ask.as_ref().map(|_| options.ask.ask_within),
-            servers_are_given: !options.name_servers.is_empty(),
+            servers_are_given: !options.name_servers.is_empty() || upstream.is_some(),
+            upstream,
             ports,
             forwards,
             sockets,
@@ -201,7 +207,8 @@ impl Uplink {
     /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
         let name_servers = self.plan.name_servers.clone();
-        let resolver = ResolverConfig { name_servers, search: host.search, options: host.options };
+        let search = if self.upstream.is_some() { Vec::new() } else { host.search };
+        let resolver = ResolverConfig { name_servers, search, options: host.options };
         self.with_patience(resolver)
     }
 
@@ -226,6 +233,7 @@ impl Uplink {
             aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
             policy: self.egress.head(),
+            upstream: self.upstream.clone(),
             outbound: Default::default(),
             multicast: self.multicast.clone(),
             left_out: 0,
@@ -273,6 +281,15 @@ impl fmt::Display for Uplink {
             plan.origin
         )
     }
+}
+
+/// Returns the proxy that the options request.
+fn upstream_of(options: &Options) -> anyhow::Result<Option<ProxySettings>> {
+    let upstream = options.egress.proxy.resolve()?;
+    if upstream.is_some() && !options.name_servers.is_empty() {
+        bail!("--dns: behind --upstream-proxy no name server is asked; the proxy looks names up");
+    }
+    Ok(upstream)
 }
 
 /// Returns `true` if there is to be an uplink. Fails if options contradict each other.

@@ -14,3 +14,4 @@ mod presets;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;
+mod upstream;

@@ -22,6 +22,8 @@ use ringfence_policy::policy::RULES_MAX;
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource, file};
 use ringfence_sys::numbers::u64_from;
 
+use crate::upstream::ProxyArgs;
+
 /// Heading of the options about egress.
 const HEADING: &str = "Egress";
 
@@ -63,12 +65,17 @@ pub struct EgressArgs {
     /// Allow everything, and write the policy that would have allowed what was done to this file
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub egress_learn: Option<PathBuf>,
+
+    /// Proxy that carries what the rules allow.
+    #[command(flatten)]
+    pub proxy: ProxyArgs,
 }
 
 impl EgressArgs {
-    /// Returns `true` if an option asks for a policy or for records.
+    /// Returns `true` if an option asks for a policy, for records, or for a proxy, which needs a policy.
     pub fn are_given(&self) -> bool {
-        self.egress_log.is_some() || self.egress_learn.is_some() || self.name_rules()
+        let has_files = self.egress_log.is_some() || self.egress_learn.is_some();
+        has_files || self.proxy.upstream_proxy.is_some() || self.name_rules()
     }
 
     fn name_rules(&self) -> bool {

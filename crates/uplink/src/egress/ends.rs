@@ -1,4 +1,4 @@
-//! Records of flows that the guest cannot open, and of those that end.
+//! Records of flows that end.
 
 use core::net::SocketAddr;
 
@@ -6,28 +6,8 @@ use ringfence_policy::record::{Event, Record};
 use ringfence_policy::{Action, Protocol};
 
 use super::{CarriedBytes, Egress, Note, Recording};
-use crate::access::Refusal;
 
 impl Egress {
-    /// Records a new flow to an address that the guest cannot reach, whatever the policy is.
-    pub(crate) fn refuse(&self, to: SocketAddr, protocol: Protocol, refusal: Refusal) {
-        let Some(notes) = &self.notes else { return };
-        let record = Record {
-            event: Event::Connect,
-            verdict: Action::Deny,
-            name: None,
-            address: Some(to.ip()),
-            port: Some(to.port()).filter(|port| *port > 0),
-            protocol: Some(protocol),
-            reason: refusal.describe().to_owned(),
-            allow: None,
-            sni: None,
-            bytes_out: None,
-            bytes_in: None,
-        };
-        let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
-    }
-
     /// Records the end of a TCP connection, and a limit as its reason.
     pub fn close(
         &self,

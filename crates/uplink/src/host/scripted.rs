@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`REFUSES`] | refuses connections; datagrams to it fail |
 //! | [`SILENT`] | never answers: a connection stays half open, datagrams are lost |
+//! | [`PROXY`] | answers the first bytes as an HTTP proxy that opens a connection; its server sends the request first, then echoes |
 //! | [`NARROW`] | echoes datagrams, and has a path of another MTU |
 //! | any other | echoes data, and closes when the guest does |
 //!
@@ -32,6 +33,8 @@ use crate::udp::multicast::service::Group;
 pub const REFUSES: u16 = 7;
 /// Port that never answers.
 pub const SILENT: u16 = 9;
+/// Port of a proxy.
+pub const PROXY: u16 = 13;
 /// Port behind a path that carries packets of 1300 bytes.
 pub const NARROW: u16 = 11;
 /// Maximum of bytes in a socket's queue.
@@ -45,6 +48,8 @@ struct ScriptedSocket {
     queue: VecDeque<u8>,
     ended: bool,
     wants_room: bool,
+    /// The next bytes are a request to a proxy.
+    is_asked: bool,
     error: Option<Errno>,
 }
 
@@ -101,7 +106,8 @@ impl TcpHost for ScriptedHost {
             report(&self.events, owner, what);
         }
         let queue = VecDeque::new();
-        let entry = Some(ScriptedSocket { owner, queue, ended: false, wants_room: false, error });
+        let (ended, wants_room, is_asked) = (false, false, to.port() == PROXY);
+        let entry = Some(ScriptedSocket { owner, queue, ended, wants_room, is_asked, error });
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -191,6 +197,9 @@ impl TcpHost for ScriptedHost {
         let count = bytes.len().min(QUEUE - entry.queue.len());
         if count == 0 {
             return Err(Errno::AGAIN);
+        }
+        if core::mem::take(&mut entry.is_asked) {
+            entry.queue.extend(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n");
         }
         entry.queue.extend(&bytes[..count]);
         let owner = entry.owner;

@@ -126,7 +126,7 @@ impl Icmp {
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
         let admitted = |_: &_| context.admits(key.remote, Protocol::Icmp);
-        let outward = context.open_to(key.remote, Protocol::Icmp);
+        let outward = context.open_directly(key.remote, Protocol::Icmp);
         let Some(outward) = outward.filter(admitted) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;

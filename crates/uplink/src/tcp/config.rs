@@ -28,6 +28,8 @@ pub struct TcpConfig {
     pub time_wait: Duration,
     /// Time the other end has to accept a connection that the guest opens.
     pub connect_within: Duration,
+    /// Time an upstream proxy has to open a connection, from the guest's SYN on.
+    pub proxy_within: Duration,
     /// Maximum of the window that is offered to the guest, in bytes.
     pub window_max: u32,
     /// Maximum of bytes in flight to the guest.
@@ -58,6 +60,7 @@ impl Default for TcpConfig {
             keep_alive_tries: 9,
             time_wait: Duration::from_secs(2),
             connect_within: Duration::from_secs(130),
+            proxy_within: Duration::from_secs(60),
             window_max: 8 << 20,
             flight_max: 4 << 20,
             backlog_max: 16 << 20,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::backlog::Backlog;
 use super::config::TcpConfig;
 use super::local_stream::LocalStream;
+use super::proxied::Proxied;
 use super::rto::Rto;
 use super::segment::{Ports, Segment};
 use super::seq::Seq;
@@ -133,6 +134,8 @@ pub(super) struct TcpConnection {
     pub(super) first: Option<Box<FirstBytes>>,
     /// Stream of a connection that the uplink answers itself, in the place of the socket.
     pub(super) local: Option<Box<LocalStream>>,
+    /// The upstream proxy carries the connection.
+    pub(super) proxied: Option<Box<Proxied>>,
     /// Name for which the egress policy allowed the connection.
     pub(super) name: Option<Box<str>>,
     /// Payload bytes from the guest and to it, without retransmissions.
@@ -212,6 +215,7 @@ impl TcpConnection {
             urgent: Urgent::None,
             first: None,
             local: None,
+            proxied: None,
             name: None,
             bytes: CarriedBytes::default(),
             charge: None,

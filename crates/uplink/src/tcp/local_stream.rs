@@ -132,7 +132,14 @@ impl LocalStream {
             }
             let Some(query) = rest.get(..length) else { return };
             // Programs ask over datagrams first. Those can wait for an answer, a stream cannot.
-            let asked = self.egress.query(names.ends, query, false, context.now, context.counters);
+            let asked = self.egress.query(
+                names.ends,
+                query,
+                false,
+                context.upstream(),
+                context.now,
+                context.counters,
+            );
             let fate = match asked {
                 Asked::Decided(fate) => fate,
                 Asked::Held(_) => QueryFate::Drop,

@@ -16,7 +16,8 @@
 //!   queue. It is discarded from the queue once the guest has acknowledged it. A retransmission peeks again.
 //!   So the other end's window closes when the guest does not read, as on a direct connection.
 //!
-//! A guest's SYN is answered once the host's connection is established, or by a reset if it was refused.
+//! A guest's SYN is answered once the host's connection is established, or by a reset if it was refused. Behind an upstream
+//! proxy, that is once the proxy has opened it (`at_proxy`).
 //! FINs, resets, urgent data and failures are forwarded in both directions, in order with the data.
 //!
 //! Under an egress policy, connections to name servers and denied requests of HTTP have no socket: the uplink answers them
@@ -32,6 +33,7 @@
 //! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
 //! order.
 
+mod at_proxy;
 mod backlog;
 pub mod config;
 mod connection;
@@ -39,6 +41,7 @@ mod first;
 mod local;
 mod local_stream;
 mod pieces;
+mod proxied;
 mod receive;
 mod reset;
 mod rto;
@@ -68,13 +71,14 @@ use seq::Seq;
 use serve::Served;
 
 use crate::config::Config;
-use crate::context::Context;
+use crate::context::{Context, Way};
 use crate::egress::{Asked, FirstBytes};
 use crate::emit::Ends;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
 use crate::link::GuestLink;
 use crate::packet::{Mac, Packet};
+use crate::upstream::ProxyFault;
 
 /// Window scale of our windows, in bits: at most 16 MiB, in steps of 256 bytes.
 const WINDOW_SCALE: u8 = 8;
@@ -229,18 +233,18 @@ impl Tcp {
 
     /// Opens a connection for a SYN of the guest.
     fn open_from_guest(&mut self, key: FlowKey, syn: GuestSyn<'_>, context: &mut Context<'_>) {
-        let Some(to) = context.open_to(key.remote, Protocol::Tcp) else {
+        let Some(way) = context.open_to(key.remote, Protocol::Tcp) else {
             return reset::refuse(syn.packet, syn.segment, context);
         };
-        if let Some(egress) = context.egress
+        if let (Some(egress), Way::Direct(server)) = (context.egress, &way)
             && context.config.access.is_name_server(key.remote)
-            && egress.answers_for(key.remote, context.now)
+            && (context.upstream().is_some() || egress.answers_for(key.remote, context.now))
         {
-            return self.open_for_names(key, to, egress, syn, context);
+            return self.open_for_names(key, *server, egress, syn, context);
         }
         let (mut first, mut name, mut permit) = (None, None, None);
         if let Some(egress) = &context.egress {
-            let admitted = match context.decide(key.remote, to, Protocol::Tcp) {
+            let admitted = match context.decide(key.remote, &way, Protocol::Tcp) {
                 Asked::Decided(Some(admitted)) => admitted,
                 Asked::Decided(None) => return reset::refuse(syn.packet, syn.segment, context),
                 Asked::Held(waiting) => return context.hold(syn.packet, waiting),
@@ -254,16 +258,16 @@ impl Tcp {
         flow.first = first;
         flow.name = name;
         flow.charge = permit;
-        flow.ends_at = Some(context.now + context.config.tcp.connect_within);
+        let to = flow.set_way(way, context);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
-        match self.connect(id, to, context) {
-            Ok(()) => {
-                context.counters.tcp_opened.add(1);
-                if let Some(flow) = self.flows.get_mut(id) {
-                    flow.copy_dscp(syn.packet, context);
-                }
-            }
-            Err(errno) => self.refuse(id, errno, context),
+        match to.map(|to| self.connect(id, to, context)) {
+            Some(Err(errno)) => return self.refuse(id, errno, context),
+            Some(Ok(())) => {}
+            None => self.connect_to_proxy(id, ProxyFault::Closed, context),
+        }
+        if let Some(flow) = self.flows.get_mut(id) {
+            context.counters.tcp_opened.add(1);
+            flow.copy_dscp(syn.packet, context);
         }
     }
 
@@ -451,13 +455,16 @@ impl Tcp {
             flow.on_socket_event(ready.what, context);
             return self.enqueue(id);
         }
+        let at_proxy = self.advance_at_proxy(id, ready.what, context);
+        let is_waiting = at_proxy == Some(false);
+        let Some(flow) = self.flows.get_mut(id).filter(|_| !is_waiting) else { return };
         if ready.what.failed
             && let Some(socket) = &flow.socket
             && let Some(errno) = context.host.error(socket)
         {
             return self.refuse(id, errno, context);
         }
-        if ready.what.writable {
+        if ready.what.writable || at_proxy == Some(true) {
             flow.phase = Phase::SynReceived;
             flow.flags.syn_due = true;
             flow.ends_at = None;
@@ -502,6 +509,10 @@ impl Tcp {
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             let Some(flow) = self.flows.get_mut(id) else { continue };
+            if flow.is_late_at_proxy(context.now) {
+                self.fail_at_proxy(id, ProxyFault::Late, context);
+                continue;
+            }
             match flow.on_deadline(context) {
                 Disposition::Keep => {
                     self.enqueue(id);

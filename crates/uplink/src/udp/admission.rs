@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 
-use crate::context::Context;
+use crate::context::{Context, Way};
 use crate::egress::{Asked, DatagramInspector, Egress, Permit, Waiting};
 
 /// Returns the policy if datagrams to this destination are queries that it inspects.
@@ -39,7 +39,7 @@ pub(super) fn admit(
     if policy_of(to, context).is_some() {
         return Ok(Entry::default());
     }
-    match context.decide(to, outward, Protocol::Udp) {
+    match context.decide(to, &Way::Direct(outward), Protocol::Udp) {
         Asked::Decided(Some(admitted)) => {
             let permit = admitted.permit.clone();
             Ok(Entry { inspector: DatagramInspector::new(egress, to, admitted), permit })

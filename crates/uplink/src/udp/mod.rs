@@ -264,7 +264,7 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let outward = context.open_to(key.remote, Protocol::Udp).ok_or(NotAdmitted::Denied);
+        let outward = context.open_directly(key.remote, Protocol::Udp).ok_or(NotAdmitted::Denied);
         let admitted = outward.and_then(|to| Ok((to, admission::admit(key.remote, to, context)?)));
         let (outward, entry) = match admitted {
             Ok(admitted) => admitted,

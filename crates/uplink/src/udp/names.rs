@@ -37,7 +37,14 @@ impl Udp {
         let mut bytes = Vec::new();
         to_host::append(packet, payload_len(packet), &mut bytes);
         let ends = QueryEnds { guest: key.guest, server: key.remote, over: Protocol::Udp };
-        let fate = match egress.query(ends, &bytes, true, context.now, context.counters) {
+        let fate = match egress.query(
+            ends,
+            &bytes,
+            true,
+            context.upstream(),
+            context.now,
+            context.counters,
+        ) {
             Asked::Decided(fate) => fate,
             Asked::Held(waiting) => return context.hold(packet, waiting),
         };

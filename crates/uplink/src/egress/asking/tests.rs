@@ -198,7 +198,7 @@ fn query_for_the_addresses_of_an_unknown_name_waits() {
         bytes
     };
     let asked = |kind, can_wait, now| {
-        fixture.egress.query(ends, &query(kind), can_wait, now, &fixture.counters)
+        fixture.egress.query(ends, &query(kind), can_wait, None, now, &fixture.counters)
     };
     assert!(matches!(asked(16, true, NOW), Asked::Decided(QueryFate::Reply(_))), "TXT");
     assert!(matches!(asked(1, false, NOW), Asked::Decided(QueryFate::Reply(_))));

@@ -44,7 +44,7 @@ pub(in crate::egress) fn egress_with(
     for name in [b'a', b'b'] {
         let question = [&[1, name, 3][..], b"org\0\0\x01\0\x01"].concat();
         let query = [&b"\0\x07\x01\0\0\x01\0\0\0\0\0\0"[..], &question].concat();
-        let asked = egress.query(ends, &query, false, NOW, &counters);
+        let asked = egress.query(ends, &query, false, None, NOW, &counters);
         let Asked::Decided(QueryFate::Forward(sent)) = asked else { panic!() };
         let record = [&b"\xc0\x0c\0\x01\0\x01\0\0\x0e\x10\0\x04"[..], &SHARED.octets()].concat();
         let answer =
