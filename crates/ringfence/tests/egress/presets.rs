@@ -48,8 +48,7 @@ const OTHERS: [Client; 5] = [
         needs: &[Need::Program("cargo", "cargo")],
         hosts: &["index.crates.io", "static.crates.io"],
         command: "(cd rust && CARGO_HOME=$PWD/home CARGO_NET_RETRY=0 CARGO_HTTP_CAINFO=$PWD/../cert.pem \
-            cargo --config 'source.m.registry=\"sparse+https://index.crates.io/\"' \
-            --config 'source.crates-io.replace-with=\"m\"' fetch)",
+            cargo fetch)",
     },
     Client {
         preset: "go",
