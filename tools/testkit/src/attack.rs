@@ -439,19 +439,20 @@ impl Window {
     ///
     /// Returns the kernel's error; `EACCES` for a writable mapping of a file that is not writable.
     pub fn new(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Window> {
-        Window::at(file, length, writable, 0)
+        /// Free address that is a multiple of the size of a huge page, so that the mapping can contain one.
+        const HINT: usize = 0x2000_0000_0000;
+        Window::at(HINT, file, length, writable, 0)
     }
 
-    /// Maps `length` bytes of a file from `offset`.
+    /// Maps `length` bytes of a file from `offset`, at the address `hint` or another one.
     fn at(
+        hint: usize,
         file: BorrowedFd<'_>,
         length: usize,
         writable: bool,
         offset: libc::off_t,
     ) -> io::Result<Window> {
-        /// Free address that is a multiple of the size of a huge page, so that the mapping can contain one.
-        const HINT: usize = 0x2000_0000_0000;
-        let hint = ptr::without_provenance_mut(HINT);
+        let hint = ptr::without_provenance_mut(hint);
         let write = if writable { libc::PROT_WRITE } else { 0 };
         let protection = libc::PROT_READ | write;
         // SAFETY: a new mapping at a mere hint replaces no memory. No reference to its bytes is created.

@@ -66,7 +66,6 @@ pub struct RingMemory {
 
 /// Fields of the kernel's `struct io_rings`, by their offset in bytes.
 mod io_rings {
-    pub(super) const SQ_HEAD: usize = 0;
     pub(super) const SQ_TAIL: usize = 64;
     pub(super) const CQ_HEAD: usize = 128;
     pub(super) const CQ_TAIL: usize = 192;
@@ -84,12 +83,13 @@ impl RingMemory {
     pub fn map(ring: OwnedFd) -> io::Result<RingMemory> {
         /// Offset of the entries in the ring's file (`IORING_OFF_SQES`).
         const ENTRIES: libc::off_t = 0x1000_0000;
-        let head = Window::at(ring.as_fd(), 4096, true, 0)?;
+        // The kernel chooses the address; it refuses a hint.
+        let head = Window::at(0, ring.as_fd(), 4096, true, 0)?;
         let (sq, cq) = (head.number(io_rings::SQ_ENTRIES), head.number(io_rings::CQ_ENTRIES));
         // The array begins at a cache line.
         let array = (io_rings::COMPLETIONS + 16 * cq as usize).next_multiple_of(64);
-        let queues = Window::at(ring.as_fd(), array + 4 * sq as usize, true, 0)?;
-        let entries = Window::at(ring.as_fd(), 64 * sq as usize, true, ENTRIES)?;
+        let queues = Window::at(0, ring.as_fd(), array + 4 * sq as usize, true, 0)?;
+        let entries = Window::at(0, ring.as_fd(), 64 * sq as usize, true, ENTRIES)?;
         Ok(RingMemory { ring, queues, entries, mask: sq - 1, array })
     }
 
@@ -105,6 +105,8 @@ impl RingMemory {
     ///
     /// Returns the error of the operation, or that of the call.
     pub fn submit(&self, entry: &[u64; 8]) -> io::Result<i32> {
+        // Completions of earlier operations that were in progress do not count.
+        self.queues.put(io_rings::CQ_HEAD, &[self.queues.number(io_rings::CQ_TAIL)]);
         let tail = self.queues.number(io_rings::SQ_TAIL);
         let slot = (tail & self.mask) as usize;
         self.entries.put(slot * 64, entry);
@@ -120,11 +122,6 @@ impl RingMemory {
         let result = self.queues.number(at + 8).cast_signed();
         self.queues.put(io_rings::CQ_HEAD, &[done.wrapping_add(1)]);
         if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) }
-    }
-
-    /// Returns the number of entries that the kernel has not taken.
-    pub fn left(&self) -> u32 {
-        self.queues.number(io_rings::SQ_TAIL) - self.queues.number(io_rings::SQ_HEAD)
     }
 }
 
