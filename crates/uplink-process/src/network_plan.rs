@@ -440,6 +440,7 @@ mod tests {
             gateways: vec!["10.9.0.1".parse().unwrap()],
             name_servers: vec!["9.9.9.9".parse().unwrap()],
             loopback: vec!["10.9.0.9".parse().unwrap()],
+            proxied: false,
         };
         let host = host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1"]);
         let plan = NetworkPlan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();

@@ -48,6 +48,12 @@ pub struct EgressTotals {
     /// Answers that were late, repeated, or to no question.
     #[serde(default)]
     pub answers_ignored: u64,
+    /// Connections that the upstream proxy has refused, or that could not reach it.
+    #[serde(default)]
+    pub proxy_failures: u64,
+    /// Packets dropped because an upstream proxy carries TCP alone.
+    #[serde(default)]
+    pub drop_not_proxied: u64,
 }
 
 impl fmt::Display for EgressTotals {
@@ -67,10 +73,14 @@ impl fmt::Display for EgressTotals {
         if self.limits_reached > 0 {
             write!(f, "; {} ended by limits", self.limits_reached)?;
         }
-        match self.questions {
-            0 => Ok(()),
-            asked => write!(f, "; {asked} questions, {} answers ignored", self.answers_ignored),
+        if self.questions > 0 {
+            write!(f, "; {} questions, {} answers ignored", self.questions, self.answers_ignored)?;
         }
+        if self.proxy_failures + self.drop_not_proxied > 0 {
+            let (failed, dropped) = (self.proxy_failures, self.drop_not_proxied);
+            write!(f, "; upstream proxy: {failed} connections failed, {dropped} packets refused")?;
+        }
+        Ok(())
     }
 }
 
@@ -111,6 +121,8 @@ impl TotalsSource {
                 (&mut totals.queries_allowed, &counters.egress_queries),
                 (&mut totals.queries_refused, &counters.egress_queries_refused),
                 (&mut totals.answers_refused, &counters.egress_rebinding),
+                (&mut totals.proxy_failures, &counters.tcp_proxy_failed),
+                (&mut totals.drop_not_proxied, &counters.drop_not_proxied),
             ] {
                 *total = total.saturating_add(counter.get());
             }
@@ -146,5 +158,9 @@ mod tests {
             EgressTotals { connections_denied: 7, queries_allowed: 1, ..EgressTotals::default() };
         assert_eq!(totals, expected);
         assert!(totals.to_string().starts_with("0 connections allowed, 7 denied"), "{totals}");
+        let behind_a_proxy = EgressTotals { drop_not_proxied: 3, ..totals };
+        assert!(
+            behind_a_proxy.to_string().ends_with("proxy: 0 connections failed, 3 packets refused")
+        );
     }
 }

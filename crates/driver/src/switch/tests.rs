@@ -38,7 +38,9 @@ impl World {
         rustix::net::listen(&listener, 4).unwrap();
         rustix::net::connect(&near, &address).unwrap();
         let config = DriverConfig { switch: "test".to_owned(), verbose: false, rings: 0 };
-        let control = process::start(&config, Admission::own().unwrap(), listener).unwrap();
+        let rings = ringfence_memory::UringPool::new(0, 1);
+        let admission = Admission::own().unwrap();
+        let control = process::start(&config, admission, listener, rings).unwrap();
         let launcher = Channel::from_fd(near);
         proof::introduce(&launcher).unwrap();
         World { control, launcher }

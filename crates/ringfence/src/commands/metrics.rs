@@ -32,7 +32,7 @@ struct Source(Vec<(String, String, EgressTotals)>);
 /// Name and help of a counter, and its values with their verdicts, if it distinguishes them.
 type Counted = (&'static str, &'static str, fn(&EgressTotals) -> Vec<(Option<&'static str>, u64)>);
 
-const COUNTED: [Counted; 8] = [
+const COUNTED: [Counted; 10] = [
     ("connections", "Connections, UDP associations and echo flows", |totals| {
         let (allowed, denied) = (totals.connections_allowed, totals.connections_denied);
         vec![(Some("allow"), allowed), (Some("deny"), denied)]
@@ -60,6 +60,12 @@ const COUNTED: [Counted; 8] = [
     }),
     ("answers_ignored", "Answers that were late, repeated or to no question", |totals| {
         vec![(None, totals.answers_ignored)]
+    }),
+    ("proxy_failures", "Connections that the upstream proxy did not carry", |totals| {
+        vec![(None, totals.proxy_failures)]
+    }),
+    ("drop_not_proxied", "Packets dropped because an upstream proxy carries TCP alone", |totals| {
+        vec![(None, totals.drop_not_proxied)]
     }),
 ];
 
@@ -132,14 +138,16 @@ mod tests {
             questions: 9,
             answers_ignored: 10,
             limits_reached: 11,
+            proxy_failures: 12,
+            drop_not_proxied: 13,
         };
         let hostile = "x\"} 1\nforged 2";
         let rows =
             [row("web", 7, Some(totals)), row("plain", 8, None), row(hostile, 9, Some(totals))];
         let text = render(&rows);
         let samples = ringfence_driver::xen::metrics::testing::read(&text).unwrap();
-        // Eleven values of each of the two guests.
-        assert_eq!(samples.len(), 22, "{text}");
+        // Thirteen values of each of the two guests.
+        assert_eq!(samples.len(), 26, "{text}");
         for (name, verdict, value) in [
             ("connections_total", "allow", 1.0),
             ("connections_total", "deny", 2.0),
@@ -159,6 +167,8 @@ mod tests {
             ("questions_total", 9.0),
             ("answers_ignored_total", 10.0),
             ("limits_reached_total", 11.0),
+            ("proxy_failures_total", 12.0),
+            ("drop_not_proxied_total", 13.0),
         ] {
             let series = format!("ringfence_guest_egress_{name}{{guest=\"web\",pid=\"7\"}}");
             assert_eq!(samples.get(&series), Some(&value), "{series}: {text}");

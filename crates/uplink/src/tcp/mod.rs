@@ -30,8 +30,7 @@
 //!
 //! [`TcpConfig`] bounds connections and half-open connections. At the limit, the connection idle longest or
 //! the oldest half-open one is evicted. Connections from outside have limits of their own: they never
-//! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
-//! order.
+//! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO order.
 
 mod at_proxy;
 mod backlog;

@@ -32,7 +32,7 @@ impl Fixture {
     }
 
     fn admit(&self, to: &str, now: Duration) -> Asked<Option<Admitted>> {
-        self.egress.admit(to.parse().unwrap(), Protocol::Tcp, true, now, &self.counters)
+        self.egress.admit(to.parse().unwrap(), None, Protocol::Tcp, true, now, &self.counters)
     }
 
     /// Returns the number of the question for which a flow waits.
@@ -161,7 +161,7 @@ fn own_metadata_and_link_local_addresses_are_never_asked_about() {
     // The engine knows the host's own addresses. An approval, too, opens none of them.
     let own = |now| {
         let to = UNKNOWN.parse().unwrap();
-        fixture.egress.admit(to, Protocol::Tcp, false, now, &fixture.counters)
+        fixture.egress.admit(to, None, Protocol::Tcp, false, now, &fixture.counters)
     };
     assert!(matches!(own(NOW), Asked::Decided(None)));
     let id = fixture.held(UNKNOWN, NOW).unwrap();

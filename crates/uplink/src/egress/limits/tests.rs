@@ -13,7 +13,7 @@ const NOW: Duration = Duration::from_secs(1000);
 /// Opens a flow to the address of `a.org` and `b.org`.
 fn open(egress: &Egress, port: u16, protocol: Protocol) -> Option<Admitted> {
     let to = SocketAddr::from(([203, 0, 113, 1], port));
-    match egress.admit(to, protocol, false, NOW, &UplinkCounters::default()) {
+    match egress.admit(to, None, protocol, false, NOW, &UplinkCounters::default()) {
         Asked::Decided(admitted) => admitted,
         Asked::Held(_) => panic!("nobody is asked"),
     }
