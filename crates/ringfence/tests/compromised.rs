@@ -325,12 +325,13 @@ const NEVER: [&str; 5] = [
     "truncate an arena",
 ];
 /// Attacks that some machines forbid to all users, and others to all but root.
-const DEPENDS: [&str; 10] = [
+const DEPENDS: [&str; 11] = [
     "MADV_COLLAPSE",
     "MADV_HUGEPAGE",
     "perf_event_open",
     "userfaultfd",
     "io_uring_setup",
+    "socket by a ring",
     "bpf",
     "fsopen",
     "mount",
