@@ -27,7 +27,7 @@ use ringfence_block::storage::file::check_uring;
 use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::isolation::Isolation;
 use ringfence_sys::namespaces::inheritable_fds;
-use ringfence_testkit::attack::{self, Window};
+use ringfence_testkit::attack::{self, RingLayout, Window};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -46,16 +46,18 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[1..] {
         ["internal", "driver"] => {
-            let targets = numbers_in_use();
+            let (targets, layout) = (numbers_in_use(), RingLayout::learn());
             ringfence_driver::switch::process::main_taken_over(move || {
-                attack_from_inside(targets, true)
+                attack_from_inside(targets, layout, true)
             })
             .into()
         }
         ["internal", "frontend"] => {
             let targets = numbers_in_use();
-            ringfence_frontend::process::main_taken_over(move || attack_from_inside(targets, false))
-                .into()
+            ringfence_frontend::process::main_taken_over(move || {
+                attack_from_inside(targets, None, false)
+            })
+            .into()
         }
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         ["threaded"] => {
@@ -142,7 +144,7 @@ fn numbers_in_use() -> i32 {
 
 /// Runs all attacks of a process in its sandbox. A granter may itself write to its memory; only a grantee
 /// (`is_lent_to`) has a file that is read-only.
-fn attack_from_inside(last_pid: i32, is_lent_to: bool) {
+fn attack_from_inside(last_pid: i32, layout: Option<RingLayout>, is_lent_to: bool) {
     let is_read_only = |arena: &OwnedFd| attack::is_read_only(arena.as_fd()).unwrap_or(false);
     // The arenas of a guest need time to appear.
     eventually(MOMENT, || {
@@ -158,9 +160,8 @@ fn attack_from_inside(last_pid: i32, is_lent_to: bool) {
     }
     attack_system(&mut outcomes);
     // The rings of a driver domain serve its disks; a frontend has none.
-    match attack::find_ring() {
-        Some(ring) => attack_ring(ring, &mut outcomes),
-        None => say("[ring: none]"),
+    if let (Some(ring), Some(layout)) = (attack::find_ring(), layout) {
+        attack_ring(ring, layout, &mut outcomes);
     }
     let files = attack::sealed_files();
     attack_arenas(&files, &mut outcomes);
@@ -176,8 +177,8 @@ fn attack_without_sandbox(victim: i32) {
     let memory = format!("/proc/{victim}/mem");
     outcomes.note("open memory of", std::fs::File::open(memory));
     attack_system(&mut outcomes);
-    if let Ok(ring) = attack::io_uring() {
-        attack_ring(ring, &mut outcomes);
+    if let (Ok(ring), Some(layout)) = (attack::io_uring(), RingLayout::learn()) {
+        attack_ring(ring, layout, &mut outcomes);
     }
     let (writable, read_only) = arena_files();
     attack_arenas(&[writable, read_only], &mut outcomes);
@@ -248,8 +249,8 @@ const OPERATIONS: u8 = 37;
 const REGISTRATIONS: u32 = 36;
 
 /// Uses a ring for what the filter of system calls denies.
-fn attack_ring(ring: OwnedFd, outcomes: &mut Outcomes) {
-    let Ok(ring) = attack::RingMemory::map(ring) else { return };
+fn attack_ring(ring: OwnedFd, layout: RingLayout, outcomes: &mut Outcomes) {
+    let Ok(ring) = attack::RingMemory::map(ring, layout) else { return };
     outcomes.note("open by a ring", ring.submit(&attack::open_entry()));
     outcomes.note("socket by a ring", ring.submit(&attack::socket_entry()));
     // Without a file the operations of disks fail, so they show whether a flag is accepted.
@@ -324,12 +325,13 @@ const NEVER: [&str; 5] = [
     "truncate an arena",
 ];
 /// Attacks that some machines forbid to all users, and others to all but root.
-const DEPENDS: [&str; 10] = [
+const DEPENDS: [&str; 11] = [
     "MADV_COLLAPSE",
     "MADV_HUGEPAGE",
     "perf_event_open",
     "userfaultfd",
     "io_uring_setup",
+    "socket by a ring",
     "bpf",
     "fsopen",
     "mount",
@@ -431,7 +433,6 @@ fn check_attacker(launcher: &Running, attacker: &str, victims: &[&Running]) {
     let done = eventually(Duration::from_secs(60), || said().contains_key("attacked"));
     assert!(done, "the {attacker} never finished its attacks");
     let mut found = said();
-    found.remove("ring");
     let attacked = found.remove("attacked").unwrap();
     assert!(found.len() > 25, "attacks of the {attacker} are missing: {found:?}");
     let succeeded = found.iter().filter(|(_, outcome)| *outcome == "SUCCEEDED").count();

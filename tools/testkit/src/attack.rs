@@ -63,7 +63,7 @@ macro_rules! call {
 mod ring;
 
 pub use ring::{
-    RingMemory, enter_ring_with_flags, find_ring, io_uring, open_entry, plain_entry,
+    RingLayout, RingMemory, enter_ring_with_flags, find_ring, io_uring, open_entry, plain_entry,
     register_with_ring, socket_entry,
 };
 

@@ -56,6 +56,7 @@ pub fn find_ring() -> Option<OwnedFd> {
 /// Memory of an io_uring, for entries of any content.
 pub struct RingMemory {
     ring: OwnedFd,
+    layout: RingLayout,
     queues: Window,
     entries: Window,
     /// Mask of the submission queue.
@@ -64,14 +65,28 @@ pub struct RingMemory {
     array: usize,
 }
 
-/// Fields of the kernel's `struct io_rings`, by their offset in bytes.
-mod io_rings {
-    pub(super) const SQ_TAIL: usize = 64;
-    pub(super) const CQ_HEAD: usize = 128;
-    pub(super) const CQ_TAIL: usize = 192;
-    pub(super) const SQ_ENTRIES: usize = 264;
-    pub(super) const CQ_ENTRIES: usize = 268;
-    pub(super) const COMPLETIONS: usize = 320;
+/// Offsets of the fields of a ring in bytes, which differ between kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct RingLayout {
+    sq_tail: usize,
+    sq_entries: usize,
+    cq_head: usize,
+    cq_tail: usize,
+    cq_entries: usize,
+    completions: usize,
+}
+
+impl RingLayout {
+    /// Returns the layout of this kernel's rings. `None` if it refuses rings to this process.
+    pub fn learn() -> Option<RingLayout> {
+        // `struct io_uring_params`: `sq_off` is at word 10, `cq_off` at word 20.
+        let mut words = [0u32; 30];
+        call!(SYS_io_uring_setup, 1, words.as_mut_ptr()).map(own).ok()?;
+        let at = |word: usize| words[word] as usize;
+        let (sq_tail, sq_entries) = (at(11), at(13));
+        let (cq_head, cq_tail, cq_entries, completions) = (at(20), at(21), at(23), at(25));
+        Some(RingLayout { sq_tail, sq_entries, cq_head, cq_tail, cq_entries, completions })
+    }
 }
 
 impl RingMemory {
@@ -80,17 +95,17 @@ impl RingMemory {
     /// # Errors
     ///
     /// Returns the kernel's error.
-    pub fn map(ring: OwnedFd) -> io::Result<RingMemory> {
+    pub fn map(ring: OwnedFd, layout: RingLayout) -> io::Result<RingMemory> {
         /// Offset of the entries in the ring's file (`IORING_OFF_SQES`).
         const ENTRIES: libc::off_t = 0x1000_0000;
         // The kernel chooses the address; it refuses a hint.
         let head = Window::at(0, ring.as_fd(), 4096, true, 0)?;
-        let (sq, cq) = (head.number(io_rings::SQ_ENTRIES), head.number(io_rings::CQ_ENTRIES));
+        let (sq, cq) = (head.number(layout.sq_entries), head.number(layout.cq_entries));
         // The array begins at a cache line.
-        let array = (io_rings::COMPLETIONS + 16 * cq as usize).next_multiple_of(64);
+        let array = (layout.completions + 16 * cq as usize).next_multiple_of(64);
         let queues = Window::at(0, ring.as_fd(), array + 4 * sq as usize, true, 0)?;
         let entries = Window::at(0, ring.as_fd(), 64 * sq as usize, true, ENTRIES)?;
-        Ok(RingMemory { ring, queues, entries, mask: sq - 1, array })
+        Ok(RingMemory { ring, layout, queues, entries, mask: sq.saturating_sub(1), array })
     }
 
     /// Returns the ring's file.
@@ -106,21 +121,21 @@ impl RingMemory {
     /// Returns the error of the operation, or that of the call.
     pub fn submit(&self, entry: &[u64; 8]) -> io::Result<i32> {
         // Completions of earlier operations that were in progress do not count.
-        self.queues.put(io_rings::CQ_HEAD, &[self.queues.number(io_rings::CQ_TAIL)]);
-        let tail = self.queues.number(io_rings::SQ_TAIL);
+        self.queues.put(self.layout.cq_head, &[self.queues.number(self.layout.cq_tail)]);
+        let tail = self.queues.number(self.layout.sq_tail);
         let slot = (tail & self.mask) as usize;
         self.entries.put(slot * 64, entry);
         self.queues.put(self.array + slot * 4, &[tail & self.mask]);
-        self.queues.put(io_rings::SQ_TAIL, &[tail.wrapping_add(1)]);
+        self.queues.put(self.layout.sq_tail, &[tail.wrapping_add(1)]);
         call!(SYS_io_uring_enter, self.ring.as_raw_fd(), 1, 0, 0, ptr::null::<u8>(), 0)?;
-        let done = self.queues.number(io_rings::CQ_HEAD);
-        if self.queues.number(io_rings::CQ_TAIL) == done {
+        let done = self.queues.number(self.layout.cq_head);
+        if self.queues.number(self.layout.cq_tail) == done {
             return Ok(0);
         }
-        let last = self.queues.number(io_rings::CQ_ENTRIES) - 1;
-        let at = io_rings::COMPLETIONS + 16 * (done & last) as usize;
+        let last = self.queues.number(self.layout.cq_entries) - 1;
+        let at = self.layout.completions + 16 * (done & last) as usize;
         let result = self.queues.number(at + 8).cast_signed();
-        self.queues.put(io_rings::CQ_HEAD, &[done.wrapping_add(1)]);
+        self.queues.put(self.layout.cq_head, &[done.wrapping_add(1)]);
         if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) }
     }
 }
