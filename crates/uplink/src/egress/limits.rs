@@ -5,7 +5,7 @@
 //! hello ─────> Uses::check ──────┘        └── its end: one connection fewer at once
 //! ```
 //!
-//! What was used is kept by the text of the rule, so another policy with the same rule goes on counting. Flows take permits while
+//! Amounts are kept by the text of the rule, so another policy with the same rule goes on counting. Flows take permits while
 //! the lock of the policy is held. Bytes need the lock of the rule alone, and flows without such a rule none.
 
 use core::fmt;
