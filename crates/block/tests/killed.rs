@@ -185,9 +185,14 @@ fn kill_driver_domain(engine: &str, kills: usize) {
         })
     };
     let mut random = Random::new(17);
-    for _ in 0..kills {
-        let until = Instant::now() + Duration::from_micros(random.below(12_000));
-        while Instant::now() < until && !load.is_finished() {
+    for kill in 0..kills {
+        let begun = Instant::now();
+        let until = begun + Duration::from_micros(random.below(12_000));
+        let before = rounds.load(Ordering::Relaxed);
+        // On a slow machine a random time may end before the disk is in use. One kill in four waits until it is.
+        let is_early = || kill % 4 == 0 && rounds.load(Ordering::Relaxed) == before;
+        while (Instant::now() < until || is_early()) && !load.is_finished() {
+            assert!(begun.elapsed() < TIMEOUT, "no round of the load before kill {kill}");
             let _ = session.front.look(&session.platform, &mut session.store);
             std::thread::sleep(Duration::from_micros(300));
         }
