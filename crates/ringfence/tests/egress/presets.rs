@@ -126,8 +126,11 @@ fn fetch(clients: &[Client]) {
     let names: Vec<String> = hosts.map(|host| format!("DNS:{host}")).collect();
     let prepare = format!(
         "python3 mirror.py prepare a.test
-         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=registries \
-             -addext subjectAltName={} -keyout key.pem -out cert.pem 2>openssl.log",
+         ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
+         openssl req -x509 $ec -subj /CN=authority -keyout authority.key -out authority.pem 2>openssl.log
+         openssl req -x509 $ec -CA authority.pem -CAkey authority.key -subj /CN=registries -addext subjectAltName={} \
+             -addext basicConstraints=CA:FALSE -keyout key.pem -out server.pem 2>>openssl.log
+         cat server.pem authority.pem > cert.pem",
         names.join(",")
     );
     net.world.host(&["sh", "-ec", &prepare]).succeed(LONG);
