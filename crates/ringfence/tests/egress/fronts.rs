@@ -277,7 +277,7 @@ fn log_on_standard_error_is_refused_in_the_background() {
 
 /// Script of the DHCP client.
 const ON_LEASE: &str = "[ \"$1\" = bound ] || exit 0
-ip addr add $ip/$mask dev eth0; ip route add default via $router dev eth0; echo \"dns $dns\"
+ip addr add $ip/$mask dev eth0; ip route add default via $router dev eth0 onlink; echo \"dns $dns\"
 ";
 
 /// Writes the program that stands for a virtual machine, and the script of its DHCP client.

@@ -248,7 +248,7 @@ fn virtual_machine_reaches_names_by_the_proxy() {
     front.wait_for_error("listens at");
     let script = format!(
         "ip link set eth0 up; busybox udhcpc -i eth0 -n -q -f -s ./on-lease >lease 2>/dev/null
-         sed -n 's/^dns /nameserver /p' lease > servers; mount --bind servers /etc/resolv.conf
+         sed -n 's/^dns \\([^ ]*\\).*/nameserver \\1/p' lease > servers; mount --bind servers /etc/resolv.conf
          curl -sS --max-time 60 http://only.proxy.test/; {GREETING} set +e
          curl -s --max-time 60 http://b.test/; echo \"name $?\"
          curl -s --max-time 60 http://{OTHER_V4}/; echo \"literal $?\"

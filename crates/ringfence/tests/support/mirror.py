@@ -138,8 +138,8 @@ def pages(wheels, packages, crates):
     add("skopeo", "/v2/tiny/manifests/1", manifest, MANIFEST)
     add("skopeo", f"/v2/tiny/blobs/{digest(layer)}", layer)
     add("skopeo", f"/v2/tiny/blobs/{digest(config)}", config)
-    if os.path.exists("tiny-1.0.gem"):
-        with open("tiny-1.0.gem", "rb") as gem, open("tiny-1.0.gemspec.rz", "rb") as specification:
+    if os.path.exists("gem"):
+        with open("gem/tiny-1.0.gem", "rb") as gem, open("gem/tiny-1.0.gemspec.rz", "rb") as specification:
             package, described = gem.read(), specification.read()
         add("gem", "/", "index")
         add("gem", "/info/tiny", f"---\n1.0 |checksum:{digest(package)[7:]}\n", "text/plain")
@@ -196,8 +196,8 @@ def prepare(host):
     subprocess.run(["dpkg-deb", "--build", "--root-owner-group", "package", "tiny.deb"], check=True,
                    stdout=subprocess.DEVNULL)
     if shutil.which("ruby"):
-        # A gem, and its description as the index has it.
-        script = ("require 'rubygems/package'; s = Gem::Specification.new { |s| s.name = 'tiny'; s.version = '1.0'; "
+        # A gem, and its description as the index has it. gem would take a file of the current directory.
+        script = ("require 'rubygems/package'; Dir.mkdir('gem'); Dir.chdir('gem'); s = Gem::Specification.new { |s| s.name = 'tiny'; s.version = '1.0'; "
                   "s.summary = 'x'; s.authors = ['x']; s.files = [] }; Gem::Package.build(s, true); "
                   "File.binwrite('tiny-1.0.gemspec.rz', Gem.deflate(Marshal.dump(s)))")
         subprocess.run(["ruby", "-e", script], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
