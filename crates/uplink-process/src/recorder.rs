@@ -34,7 +34,13 @@ pub(super) fn queue() -> (Queue, Receiver<Option<Note>>) {
 
 /// Recorder of a guest, once it runs: from the start on, or from the first policy on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RecorderOfGuest(Arc<Mutex<Option<(Queue, JoinHandle<()>)>>>);
+pub(super) struct RecorderOfGuest(Arc<Mutex<Option<RunningRecorder>>>);
+
+#[derive(Debug)]
+struct RunningRecorder {
+    queue: Queue,
+    thread: JoinHandle<()>,
+}
 
 impl RecorderOfGuest {
     /// Starts the recorder. It ends with the queue.
@@ -51,14 +57,15 @@ impl RecorderOfGuest {
                 Recorder { channel, journal: Journal::new(guest), learned: Learned::default() };
             recorder.run(&notes);
         })?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((queue, thread));
+        let running = RunningRecorder { queue, thread };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
         Ok(())
     }
 
     /// Ends the recorder, which sends its last lines.
     pub(super) fn finish(&self) {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((queue, thread)) = running {
+        if let Some(RunningRecorder { queue, thread }) = running {
             // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
             let _ = queue.send(None).map(|()| thread.join());
         }
