@@ -1,5 +1,5 @@
 //! Sockets in the runtime directory: one for each running guest of `run`, for `ringfence ps`, `exec` and others, and one for each
-//! session of `pasta` and the like with an egress policy, for `ringfence policy`.
+//! session of `pasta` and the like, for `ringfence policy`.
 //!
 //! ```text
 //! launcher   bind .PID-TIME.guest, listen, rename to PID-TIME.guest; a session: PID-TIME.session
@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ringfence_sys::socket::peer;
 use rustix::fs::{AtFlags, Dir};
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use crate::runtime_dir::{BACKLOG, RuntimeDir, RuntimeDirError};
 
@@ -148,6 +149,23 @@ impl RuntimeDir {
         Ok(found)
     }
 
+    /// Removes sockets that processes of this PID namespace left behind: those that were killed, and sessions that had given up
+    /// root's rights. Looks at [`GUESTS_MAX`] names, and connects to no process that runs.
+    pub fn remove_left_behind(&self, kind: ListenerKind) {
+        let Ok(names) = Dir::read_from(self) else { return };
+        for entry in names.take(GUESTS_MAX).flatten() {
+            let Some(name) = entry.file_name().to_str().ok() else { continue };
+            let pid = number_of(name, kind).and_then(Pid::from_raw);
+            let has_ended = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+            if !name.starts_with(UNFINISHED)
+                && pid.is_some_and(has_ended)
+                && matches!(self.connect_to_guest(name), Err(Errno::CONNREFUSED))
+            {
+                let _ = rustix::fs::unlinkat(self, name, AtFlags::empty());
+            }
+        }
+    }
+
     fn connect_to_guest(&self, name: &str) -> Result<OwnedFd, Errno> {
         let socket = self.socket().map_err(|_| Errno::MFILE)?;
         let address = self.address_of(name).map_err(|_| Errno::NAMETOOLONG)?;
@@ -225,6 +243,27 @@ mod tests {
         rustix::net::bind(&socket, &directory.address_of(&name).unwrap()).unwrap();
         assert!(directory.listeners(Launcher, None).unwrap().is_empty());
         assert_eq!(names(&directory), [name]);
+    }
+
+    #[test]
+    fn socket_of_an_ended_process_is_removed_and_that_of_another_pid_namespace_stays() {
+        let (_outer, directory) = directory();
+        // A number that no process has: the maximum is lower.
+        let bind = |name: &str| {
+            let socket = directory.socket().unwrap();
+            rustix::net::bind(&socket, &directory.address_of(name).unwrap()).unwrap();
+            socket
+        };
+        let serving = bind("1999999998-1.session");
+        rustix::net::listen(&serving, BACKLOG).unwrap();
+        let own = format!("{}-1.session", std::process::id());
+        drop((bind("1999999999-1.session"), bind("1999999999-1.guest"), bind(&own)));
+        directory.remove_left_behind(Session);
+        let mut left = names(&directory);
+        left.sort();
+        let mut expected = ["1999999998-1.session", "1999999999-1.guest", &own];
+        expected.sort_unstable();
+        assert_eq!(left, expected);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Clients of a session with an egress policy: `ringfence policy set`, `why` and `watch`.
+//! Clients of a session's egress policy: `ringfence policy set`, `why` and `watch`. A session without a policy has them, too: it may
+//! get one.
 //!
 //! The session listens in the runtime directory of the user that starts it
 //! ([`guest_sockets`](ringfence_hostnet::guest_sockets)). No other user enters the directory. A guest's process may have the same
@@ -57,7 +58,7 @@ pub struct SessionDescription {
     pub name: String,
     /// `pasta` or `passt`.
     pub program: String,
-    /// Rules of its egress policy, and the places where they are written.
+    /// Rules of its egress policy, and the places where they are written. `None` without a policy.
     pub policy: Option<String>,
 }
 
@@ -75,13 +76,8 @@ pub(crate) struct LivePolicy {
 }
 
 impl LivePolicy {
-    /// Listens for clients if there is a policy. A session that cannot goes on without them.
-    pub(crate) fn start(
-        target: &Target,
-        egress: &GuestEgress,
-        messages: &mut Messages,
-    ) -> Option<LivePolicy> {
-        egress.policy()?;
+    /// Listens for clients. A session that cannot goes on without them.
+    pub(crate) fn start(target: &Target, messages: &mut Messages) -> Option<LivePolicy> {
         let directory = RuntimeDir::open().map_err(anyhow::Error::from);
         let listens = directory.and_then(|directory| {
             LivePolicy::listen(&directory, target.record_name(), target.program())
@@ -98,6 +94,8 @@ impl LivePolicy {
         name: String,
         program: &'static str,
     ) -> anyhow::Result<LivePolicy> {
+        // A session that has given up root's rights cannot remove its own.
+        directory.remove_left_behind(ListenerKind::Session);
         let listener = directory.listen_for_clients(ListenerKind::Session)?;
         let user = rustix::process::geteuid().as_raw();
         let (list, clients) = Default::default();

@@ -77,7 +77,7 @@ pub(crate) struct Session {
     namespace_process: Option<NamespaceProcess>,
     network: PlannedNetwork,
     egress: GuestEgress,
-    /// Clients of the egress policy, if there is one.
+    /// Clients of the egress policy. `None` if the session cannot listen for them.
     live_policy: Option<LivePolicy>,
     questions: Questions,
     /// Watch over the host's name servers. `None` if the system permits none.
@@ -128,7 +128,7 @@ impl Session {
         let channel = entry.process.as_ref().filter(|_| relayed).map(|(_, channel)| channel);
         let start = |of| start_namespace_process(entry.existing.as_ref(), of, uplink.channel());
         let namespace_process = channel.map(start).transpose()?;
-        let live_policy = LivePolicy::start(target, &egress, &mut messages);
+        let live_policy = LivePolicy::start(target, &mut messages);
         announce(&network, entry.file.as_ref(), &mut messages);
         write_pid(files.pid)?;
         let command = settle(target, entry.process)?;

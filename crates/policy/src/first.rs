@@ -1,6 +1,7 @@
 //! First bytes of a connection: the name that a TLS or HTTP client shows before the server answers.
 
 use crate::http::{self, Host};
+use crate::name::HostName;
 use crate::tls::{self, Hello, Read};
 
 /// Maximum number of bytes that a verdict may need: a hello in records of some bytes each.
@@ -18,6 +19,17 @@ pub enum Shown {
     OtherQuic,
     /// The bytes are malformed TLS, QUIC or HTTP, or longer than the limit.
     Malformed,
+}
+
+impl Shown {
+    /// Returns the name that the bytes show.
+    pub fn name(&self) -> Option<&HostName> {
+        match self {
+            Shown::Tls(hello) => hello.name.as_ref(),
+            Shown::Http(Host::Name(name)) => Some(name),
+            _ => None,
+        }
+    }
 }
 
 /// Inspects the first bytes of a connection. Returns `None` if more are needed. `is_all`: no more will come.

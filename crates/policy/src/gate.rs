@@ -29,6 +29,9 @@ use crate::refusal;
 use crate::rule::{Action, Protocol};
 use crate::substitutes::Substitutes;
 
+mod open_flows;
+pub use open_flows::FirstRead;
+
 /// Maximum number of queries without an answer.
 pub const PENDING_MAX: usize = 1024;
 /// Time for which an answer is accepted.
@@ -401,13 +404,21 @@ impl Gate {
             true => self.name(name, port, Protocol::Tcp, Some(now)),
             false => self.policy.name(name, port, Protocol::Tcp),
         };
-        let is_open = self.policy.default_action() == Action::Allow;
-        let inspection = match (verdict.is_allowed(), is_open, self.policy.denies_names()) {
-            (true, false, _) => Inspection::AllowedNames,
-            (true, true, true) => Inspection::DeniedNames,
-            _ => Inspection::None,
+        self.decision_on_name(name, verdict)
+    }
+
+    fn decision_on_name(&self, name: &HostName, verdict: Verdict) -> Decision {
+        let inspection = match (verdict.is_allowed(), self.policy.default_action()) {
+            (true, Action::Deny) => Inspection::AllowedNames,
+            (true, Action::Allow) => self.denied_names(),
+            (false, _) => Inspection::None,
         };
         Decision { verdict, name: Some(name.clone()), inspection }
+    }
+
+    /// Returns the inspection of connections that no name opens.
+    fn denied_names(&self) -> Inspection {
+        if self.policy.denies_names() { Inspection::DeniedNames } else { Inspection::None }
     }
 
     fn decide(
@@ -419,10 +430,7 @@ impl Gate {
     ) -> Decision {
         let (ip, port) = (to.ip(), to.port());
         let can_be_approved = can_be_approved && is_approvable(ip);
-        let denied_names = match self.policy.denies_names() {
-            true => Inspection::DeniedNames,
-            false => Inspection::None,
-        };
+        let denied_names = self.denied_names();
         if let Some(verdict) = self.policy.address(ip, port, protocol) {
             let name = self.pins.names(ip, now).next().cloned();
             return Decision { verdict, name, inspection: denied_names };
@@ -489,30 +497,6 @@ impl Gate {
         let host = || SubjectHost::Name(name.clone());
         let is_approved = is_unknown && self.approvals.covers(host, port, protocol, now);
         if is_approved { APPROVED } else { verdict }
-    }
-
-    /// Returns `true` if a flow that was allowed earlier, by `name` if it had one, may stay. A flow outlives the pin
-    /// of its name.
-    pub fn keeps(
-        &self,
-        to: SocketAddr,
-        protocol: Protocol,
-        name: Option<&HostName>,
-        now: Duration,
-    ) -> bool {
-        let by_address = self.policy.address(to.ip(), to.port(), protocol);
-        let host = || SubjectHost::Address(to.ip());
-        match (by_address, name) {
-            (Some(verdict), _) => verdict.is_allowed(),
-            (None, _) if self.approvals.covers(host, to.port(), protocol, None) => true,
-            (None, Some(name)) => self.name(name, to.port(), protocol, None).is_allowed(),
-            (None, None) => self.connect(to, protocol, now).verdict.is_allowed(),
-        }
-    }
-
-    /// Returns `true` if a TCP connection to a name that was allowed earlier may stay ([`Gate::connect_to_name`]).
-    pub fn keeps_name(&self, name: &HostName, port: u16) -> bool {
-        self.name(name, port, Protocol::Tcp, None).is_allowed()
     }
 
     /// Decides on an allowed connection by its first bytes.

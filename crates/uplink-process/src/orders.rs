@@ -19,7 +19,7 @@ use crate::egress::document;
 use crate::forwarded_ports::{ForwardedPortOrder, ForwardedPortTable};
 use crate::messages::{AnswerToUplink, FromUplink};
 use crate::multicast_groups::JoinedGroup;
-use crate::recorder;
+use crate::recorder::{self, RecorderOfGuest};
 use crate::totals::TotalsSource;
 
 /// Launcher's order to an uplink process that carries packets already.
@@ -53,6 +53,7 @@ pub enum UplinkOrder {
 pub(super) struct Orders {
     pub(super) ports: ForwardedPortTable,
     pub(super) totals: TotalsSource,
+    pub(super) recorder: RecorderOfGuest,
 }
 
 impl Orders {
@@ -111,7 +112,8 @@ impl Orders {
     fn first_queue(&self, channel: &Channel, recorded_as: Option<String>) -> Option<NoteQueue> {
         let guest = recorded_as.filter(|_| self.totals.policy.get().is_none())?;
         let (queue, notes) = recorder::queue();
-        recorder::start(channel, guest, notes).ok().map(|_| queue)
+        let started = self.recorder.start(channel, guest, queue.clone(), notes);
+        started.ok().map(|()| queue)
     }
 }
 

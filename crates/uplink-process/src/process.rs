@@ -44,7 +44,7 @@ use crate::forwarded_ports::{self, ForwardedPortTable};
 use crate::link::{LinkError, Made, QueueLink};
 use crate::messages::{FromUplink, UplinkRules, UplinkSockets};
 use crate::orders::{self, Orders};
-use crate::recorder::{self, Queue};
+use crate::recorder::{self, Queue, RecorderOfGuest};
 use crate::totals::TotalsSource;
 use ringfence_sandbox::limits::raise_descriptor_limit;
 
@@ -209,11 +209,11 @@ fn serve(
     let mut ports = ForwardedPortTable::new(&config.addresses);
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     let groups = sockets.split_off(config.forwards.len().min(sockets.len()));
-    let mut recorder = None;
+    let recorder = RecorderOfGuest::default();
     if let Some(Guarded { egress, record }) = egress {
         limits.policy = PolicyInForce::new(Some(egress));
         if let Some((guest, queue, notes)) = record {
-            recorder = Some((queue, recorder::start(channel, guest, notes)?));
+            recorder.start(channel, guest, queue, notes)?;
         }
     }
     remarks.extend(few_connections(&limits, made.len()));
@@ -231,12 +231,9 @@ fn serve(
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
     ringfence_sys::code::unmap();
-    let orders = Orders { ports, totals: totals.clone() };
+    let orders = Orders { ports, totals: totals.clone(), recorder: recorder.clone() };
     let ended = carry_all(made, engines, channel, orders)?;
-    if let Some((queue, thread)) = recorder {
-        // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
-        let _ = queue.send(None).map(|()| thread.join());
-    }
+    recorder.finish();
     let totals = totals.read();
     if totals.egress.is_some() {
         // A launcher that is gone, or that does not read any more, needs none.

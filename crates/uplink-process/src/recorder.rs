@@ -6,6 +6,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -31,18 +32,44 @@ pub(super) fn queue() -> (Queue, Receiver<Option<Note>>) {
     sync_channel(QUEUE_MAX)
 }
 
-/// Starts the recorder of a guest. It ends with the queue.
-pub(super) fn start(
-    channel: &Channel,
-    guest: String,
-    notes: Receiver<Option<Note>>,
-) -> io::Result<JoinHandle<()>> {
-    let channel = channel.try_clone()?;
-    std::thread::Builder::new().name("egress-log".into()).spawn(move || {
-        let mut recorder =
-            Recorder { channel, journal: Journal::new(guest), learned: Learned::default() };
-        recorder.run(&notes);
-    })
+/// Recorder of a guest, once it runs: from the start on, or from the first policy on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RecorderOfGuest(Arc<Mutex<Option<RunningRecorder>>>);
+
+#[derive(Debug)]
+struct RunningRecorder {
+    queue: Queue,
+    thread: JoinHandle<()>,
+}
+
+impl RecorderOfGuest {
+    /// Starts the recorder. It ends with the queue.
+    pub(super) fn start(
+        &self,
+        channel: &Channel,
+        guest: String,
+        queue: Queue,
+        notes: Receiver<Option<Note>>,
+    ) -> io::Result<()> {
+        let channel = channel.try_clone()?;
+        let thread = std::thread::Builder::new().name("egress-log".into()).spawn(move || {
+            let mut recorder =
+                Recorder { channel, journal: Journal::new(guest), learned: Learned::default() };
+            recorder.run(&notes);
+        })?;
+        let running = RunningRecorder { queue, thread };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+        Ok(())
+    }
+
+    /// Ends the recorder, which sends its last lines.
+    pub(super) fn finish(&self) {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(RunningRecorder { queue, thread }) = running {
+            // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
+            let _ = queue.send(None).map(|()| thread.join());
+        }
+    }
 }
 
 struct Recorder {

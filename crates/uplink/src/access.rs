@@ -143,7 +143,7 @@ fn with_zone(host: IpAddr, port: u16) -> SocketAddr {
 }
 
 /// Returns `true` for 169.254.0.0/16 and fe80::/10: hosts of one link, and metadata services of clouds.
-pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+pub fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),

@@ -5,12 +5,13 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use ringfence_policy::Protocol;
+use ringfence_policy::gate::Decision;
 use ringfence_policy::substitutes::is_substitute;
 
 use crate::access::{Refusal, is_link_local};
 use crate::config::Config;
 use crate::counters::UplinkCounters;
-use crate::egress::{Admitted, Asked, Egress, Waiting};
+use crate::egress::{Admitted, Asked, Egress, OpenFlow, Waiting};
 use crate::held::HeldPackets;
 use crate::host::Host;
 use crate::name_query::NameQuery;
@@ -60,13 +61,27 @@ impl Context<'_> {
     }
 
     /// Returns `true` if an open flow of the guest may stay: its destination can still be reached, and the egress
-    /// policy still allows it. `name` is the one for which it was allowed.
-    pub fn may_stay(&self, to: SocketAddr, protocol: Protocol, name: Option<&str>) -> bool {
-        let Some(egress) = self.egress else { return self.outward_to(to).is_some() };
-        match name.filter(|_| self.stands_for_name(to.ip())) {
-            Some(name) => egress.still_allows_name(name, to.port()),
+    /// policy still allows it.
+    pub fn may_stay(&self, to: SocketAddr, protocol: Protocol, flow: &OpenFlow<'_>) -> bool {
+        match self.egress {
+            None => self.outward_to(to).is_some(),
+            Some(egress) => self.decide_again(egress, to, protocol, flow).is_some(),
+        }
+    }
+
+    /// Decides on an open flow of the guest by the egress policy in force. Returns `None` if it must end.
+    pub(crate) fn decide_again(
+        &self,
+        egress: &Egress,
+        to: SocketAddr,
+        protocol: Protocol,
+        flow: &OpenFlow<'_>,
+    ) -> Option<Decision> {
+        match flow.name.filter(|_| self.stands_for_name(to.ip())) {
+            Some(name) => egress.decide_again_on_name(name, to.port(), flow),
             None => {
-                self.outward_to(to).is_some() && egress.still_allows(to, protocol, name, self.now)
+                self.outward_to(to)?;
+                egress.decide_again(to, protocol, flow, self.now)
             }
         }
     }

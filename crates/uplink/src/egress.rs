@@ -10,7 +10,9 @@ mod ends;
 mod first_bytes;
 mod limits;
 mod notes;
+mod open_flow;
 mod recording;
+mod replaced;
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -35,6 +37,7 @@ pub use first_bytes::{FirstBytes, FirstVerdict};
 use limits::Uses;
 pub use limits::{Admitted, Permit};
 pub use notes::{Note, NoteQueue};
+pub use open_flow::OpenFlow;
 
 /// Time within which the first bytes of a connection must be complete.
 pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
@@ -155,7 +158,7 @@ impl Egress {
         self.state().waiting -= count;
     }
 
-    /// Replaces the policy, and forgets answers. The engines judge their flows again by [`Egress::still_allows`].
+    /// Replaces the policy, and forgets answers. The engines decide on their flows again ([`Egress::decide_again`]).
     pub fn replace(&self, policy: Policy) {
         let mut state = self.state();
         state.uses.keep(&policy);
@@ -322,24 +325,6 @@ impl Egress {
         }
     }
 
-    /// Returns `true` if an open flow may stay under the policy in force. `name` is the one for which it was allowed.
-    pub fn still_allows(
-        &self,
-        to: SocketAddr,
-        protocol: Protocol,
-        name: Option<&str>,
-        now: Duration,
-    ) -> bool {
-        let name = name.and_then(|name| HostName::parse(name).ok());
-        self.learns || self.state().gate.keeps(to, protocol, name.as_ref(), now)
-    }
-
-    /// Returns `true` if an open connection to a name at the upstream proxy may stay under the policy in force.
-    pub(crate) fn still_allows_name(&self, name: &str, port: u16) -> bool {
-        let name = HostName::parse(name).ok();
-        self.learns || name.is_some_and(|name| self.state().gate.keeps_name(&name, port))
-    }
-
     /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
     fn check(
         &self,
@@ -393,12 +378,7 @@ impl Egress {
         }
         // A connection whose name is the expected one needs no second line.
         if !decision.verdict.is_allowed() || decision.name != allowed.name {
-            let name = match shown {
-                Shown::Tls(hello) => hello.name.as_ref(),
-                Shown::Http(Host::Name(name)) => Some(name),
-                _ => None,
-            };
-            let sni = name.map(HostName::to_string);
+            let sni = shown.name().map(HostName::to_string);
             self.note(&state, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::bail;
+use ringfence_uplink::access::is_link_local;
 use ringfence_uplink_process::Alias;
 use ringfence_uplink_process::network_plan::NetworkPlan;
 use ringfence_uplink_process::upstream::NAME_SERVERS;
@@ -18,8 +19,8 @@ pub(super) struct NameServerWishes {
     forward: Vec<IpAddr>,
     host: Vec<IpAddr>,
     pub(super) offers: bool,
-    /// An egress policy reads the queries.
-    reads: bool,
+    /// There is an egress policy from the start.
+    has_policy: bool,
     /// An upstream proxy looks names up.
     pub(super) proxied: bool,
 }
@@ -31,9 +32,9 @@ impl NameServerWishes {
         if !host.is_empty() && forward.is_empty() {
             bail!("--dns-host names the end of --dns-forward, and there is none");
         }
-        let (offers, reads) = (args.dhcp_dns, args.has_policy());
+        let (offers, has_policy) = (args.dhcp_dns, args.has_policy());
         let proxied = args.egress.proxy.upstream_proxy.is_some();
-        Ok(NameServerWishes { given, without, forward, host, offers, reads, proxied })
+        Ok(NameServerWishes { given, without, forward, host, offers, has_policy, proxied })
     }
 
     /// Returns the name servers of the namespace.
@@ -47,12 +48,14 @@ impl NameServerWishes {
     }
 
     /// Returns the name servers whose queries an egress policy reads, besides those that are offered: a namespace may have
-    /// the host's resolv.conf.
+    /// the host's resolv.conf. A policy that comes later opens no link-local one.
     pub(super) fn unoffered(&self, of_host: &[IpAddr], plan: &NetworkPlan) -> Vec<IpAddr> {
-        let servers = if self.reads && !self.offers { self.servers(of_host) } else { Vec::new() };
+        let servers = if self.offers { Vec::new() } else { self.servers(of_host) };
         // A server on the host itself stays out of reach without an option that says otherwise.
         let of_proxy = self.proxied.then_some(NAME_SERVERS).into_iter().flatten();
-        let others = servers.into_iter().filter(|ip| !ip.is_loopback() && !plan.has(*ip));
+        let is_open = |ip: &IpAddr| self.has_policy || !is_link_local(*ip);
+        let others =
+            servers.into_iter().filter(|ip| !ip.is_loopback() && !plan.has(*ip) && is_open(ip));
         others.chain(of_proxy).collect()
     }
 

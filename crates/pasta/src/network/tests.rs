@@ -107,7 +107,9 @@ fn name_servers_of_the_host_are_followed_unless_options_name_others() {
         UplinkOrder::NameServers { resolvers, offered: new.to_vec(), unoffered: Vec::new() };
     assert_eq!(network.follow_name_servers(&new), Some(order));
     assert_eq!(network.follow_name_servers(&new), None);
-    for line in ["", "--dhcp-dns -D 192.0.2.3", "--dns-forward 169.254.1.1 --dns-host 192.0.2.53"] {
+    for line in
+        ["--dhcp-dns -D 192.0.2.3", "-D none --dns-forward 169.254.1.1 --dns-host 192.0.2.53"]
+    {
         let (_, mut network) = of(line, host()).unwrap();
         assert_eq!(network.follow_name_servers(&new), None, "{line}");
     }
@@ -117,8 +119,13 @@ fn name_servers_of_the_host_are_followed_unless_options_name_others() {
 fn policy_reads_queries_to_servers_that_the_namespace_knows_otherwise() {
     // The other server is a loopback address, which only a stand-in reaches.
     let servers = [ip("2001:db8::53")];
-    assert!(config("").unoffered.is_empty());
-    assert_eq!(config("--allow a.org").unoffered, servers);
+    for line in ["", "--allow a.org"] {
+        // A session without a policy may get one.
+        assert_eq!(config(line).unoffered, servers, "{line}");
+    }
+    let link_local = [ip("169.254.1.1"), ip("192.0.2.3")];
+    assert_eq!(config("-D 169.254.1.1 -D 192.0.2.3").unoffered, link_local[1..]);
+    assert_eq!(config("--allow a.org -D 169.254.1.1 -D 192.0.2.3").unoffered, link_local);
     assert_eq!(config("--allow a.org --dns-forward 169.254.1.1").unoffered, servers);
     assert_eq!(config("--allow a.org -D 192.0.2.3").unoffered, [ip("192.0.2.3")]);
     for line in ["--allow a.org --dhcp-dns", "--allow a.org -D none"] {

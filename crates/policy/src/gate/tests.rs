@@ -6,9 +6,9 @@ use super::*;
 use crate::dns::tests::{answer, query};
 use crate::tls::Hello;
 
-const NOW: Duration = Duration::from_secs(1000);
+pub(super) const NOW: Duration = Duration::from_secs(1000);
 
-fn gate(words: &str) -> Gate {
+pub(super) fn gate(words: &str) -> Gate {
     Gate::new(Policy::new(crate::testing::source(words)).unwrap())
 }
 
@@ -17,7 +17,7 @@ fn ends() -> QueryEnds {
     QueryEnds { guest, server, over: Protocol::Udp }
 }
 
-fn name(text: &str) -> HostName {
+pub(super) fn name(text: &str) -> HostName {
     HostName::parse(text).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn asked(gate: &mut Gate, host: &str, kind: RecordType) -> Option<u8> {
 }
 
 /// Asks for a name and answers with these records.
-fn resolve(gate: &mut Gate, host: &str, records: &[(&str, u32, &str)]) -> AnswerFate {
+pub(super) fn resolve(gate: &mut Gate, host: &str, records: &[(&str, u32, &str)]) -> AnswerFate {
     let QueryFate::Forward(sent) = gate.query(ends(), &query(host, RecordType::A, 7), NOW).fate
     else {
         panic!("{host} is refused");
@@ -339,7 +339,9 @@ fn open_flow_stays_by_its_name_after_its_pin_has_expired() {
     resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
     let (to, later) = ("203.0.113.1:443".parse().unwrap(), NOW + Duration::from_secs(1 << 20));
     let name = HostName::parse("a.org").unwrap();
-    let keeps = |gate: &Gate, name| gate.keeps(to, Protocol::Tcp, name, later);
+    let keeps = |gate: &Gate, name| {
+        gate.decide_again(to, Protocol::Tcp, name, FirstRead::Named, later).is_some()
+    };
     assert!(keeps(&gate, Some(&name)));
     assert!(!keeps(&gate, None), "without a name there is only the pin");
     for (rules, stays) in [
@@ -424,9 +426,13 @@ fn approval_for_a_time_opens_new_flows_for_it_and_keeps_them() {
     let shown = Shown::Http(Host::Name(name("new.org")));
     // Its hello may come later.
     assert!(gate.check(to, Protocol::Tcp, &decision, &shown, once).verdict.is_allowed());
-    assert!(gate.keeps(to, Protocol::Tcp, Some(&name("new.org")), once));
+    let keeps = |gate: &Gate, now| {
+        gate.decide_again(to, Protocol::Tcp, Some(&name("new.org")), FirstRead::Named, now)
+            .is_some()
+    };
+    assert!(keeps(&gate, once));
     gate.replace(Policy::new(crate::testing::source("+a.org:443")).unwrap());
-    assert!(!gate.keeps(to, Protocol::Tcp, Some(&name("new.org")), NOW));
+    assert!(!keeps(&gate, NOW));
     assert!(!gate.connect(to, Protocol::Tcp, NOW).verdict.is_allowed());
 }
 
@@ -447,10 +453,38 @@ fn approved_address_opens_its_port_alone() {
         assert_eq!(is_allowed(&gate, to), can_be_asked, "{to}");
     }
     assert!(!is_allowed(&gate, "203.0.113.9:23") && !is_allowed(&gate, "203.0.113.8:22"));
-    assert!(gate.keeps("203.0.113.9:22".parse().unwrap(), Protocol::Tcp, None, NOW));
+    let to = "203.0.113.9:22".parse().unwrap();
+    assert!(gate.decide_again(to, Protocol::Tcp, None, FirstRead::Unread, NOW).is_some());
     // It opens no name that has a private address.
     let private = resolve(&mut gate, "a.org.", &[("a.org.", 60, "10.0.0.9")]);
     assert!(matches!(private, AnswerFate::Replace(..)));
+}
+
+#[test]
+fn approval_of_a_metadata_link_local_or_loopback_address_itself_opens_nothing() {
+    let mut gate = gate("+a.org:443");
+    for ip in [
+        "169.254.169.254",
+        "fd00:ec2::254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "64:ff9b::a9fe:a9fe",
+        "fe80::1",
+        "127.0.0.1",
+    ] {
+        let ip = ip.parse().unwrap();
+        let to = SocketAddr::new(ip, 80);
+        let host = SubjectHost::Address(ip);
+        let subject = Subject { host, port: 80, protocol: Protocol::Tcp };
+        for until in [Some(NOW * 2), None] {
+            // Neither the question nor the answer is checked here.
+            assert!(gate.approve(&subject, until));
+            let decision = gate.connect(to, Protocol::Tcp, NOW);
+            assert!(!decision.verdict.is_allowed(), "{ip}: {decision:?}");
+            let again = gate.decide_again(to, Protocol::Tcp, None, FirstRead::Unread, NOW);
+            assert_eq!(again, None, "{ip}");
+        }
+    }
 }
 
 #[test]
@@ -480,7 +514,12 @@ fn connection_to_name_of_a_proxy_is_decided_by_rules_for_names_alone() {
     assert_eq!(decide(&closed, "a.org", 80).verdict, Verdict::deny(Cause::NoRule));
     assert_eq!(decide(&closed, "b.org", 443).verdict, Verdict::deny(Cause::Rule(1)));
     assert_eq!(decide(&closed, "c.net", 443).verdict, Verdict::deny(Cause::NoRule));
-    assert!(closed.keeps_name(&name("a.org"), 443) && !closed.keeps_name(&name("b.org"), 443));
+    let keeps =
+        |gate: &Gate, host, read| gate.decide_again_on_name(&name(host), 443, read).is_some();
+    assert!(
+        keeps(&closed, "a.org", FirstRead::Named) && !keeps(&closed, "a.org", FirstRead::Unread)
+    );
+    assert!(!keeps(&closed, "b.org", FirstRead::Named));
     let open = gate("-b.org");
     assert_eq!(decide(&open, "a.org", 1).inspection, Inspection::DeniedNames);
     assert_eq!(decide(&open, "b.org", 1).verdict, Verdict::deny(Cause::Rule(0)));
@@ -495,5 +534,6 @@ fn approval_opens_a_name_of_a_proxy() {
     let subject = Gate::subject(&decide(&gate, true), to, Protocol::Tcp).unwrap();
     assert!(gate.approve(&subject, None));
     assert_eq!(decide(&gate, true).verdict, APPROVED);
-    assert!(!decide(&gate, false).verdict.is_allowed() && gate.keeps_name(&name("a.org"), 443));
+    assert!(!decide(&gate, false).verdict.is_allowed());
+    assert!(gate.decide_again_on_name(&name("a.org"), 443, FirstRead::Pending).is_some());
 }

@@ -141,7 +141,7 @@ pub(crate) fn all() -> anyhow::Result<Listing> {
     Ok(ask(RuntimeDir::open()?.listeners(ListenerKind::Launcher, None)?, ANSWER))
 }
 
-/// Asks every session of this user with an egress policy for its guest.
+/// Asks every session of this user for its guest.
 pub(crate) fn sessions() -> anyhow::Result<Listing<SessionDescription>> {
     let _ = limits::raise_open_files();
     Ok(ask(RuntimeDir::open()?.listeners(ListenerKind::Session, None)?, ANSWER))

@@ -256,31 +256,41 @@ fn question_without_answer_is_denied_after_the_limit() {
 fn metadata_own_and_rebinding_addresses_open_by_no_approval() {
     require!(CURL, OPENSSL, DNSMASQ);
     let net = net!();
-    script(&net, "yes.sh", "echo \"$RINGFENCE_ASK_RULE\" >> asked\necho run");
+    script(&net, "yes.sh", "echo \"$RINGFENCE_ASK_RULE\" >> asked\ncat answer");
     let server = net.world.host(&["python3", "-m", "http.server", "--bind", HOST_V4, "8000"]);
     let script = format!(
         "set +e; for url in 169.254.169.254 {HOST_V4}:8000 rebind.test metadata.test 100.100.100.200; do \
          curl -sS --max-time 30 http://$url/ >/dev/null; echo \"$url $?\"; done; curl -sS --max-time 60 http://other.test/"
     );
     let options = format!(
-        "--name yes --ask exec:./yes.sh --allow-local {HOST_V4} --allow-local 169.254.169.254"
+        "--name yes --policy mine.toml --ask exec:./yes.sh --allow-local {HOST_V4} --allow-local 169.254.169.254"
     );
-    let finished = net.world.lone_guest(&options, &script).finish(LONG);
-    let output = format!("{}{}", finished.stdout, finished.stderr);
-    for line in [
-        "169.254.169.254 7\n",
-        "192.0.2.2:8000 7\n",
-        "rebind.test 6\n",
-        "metadata.test 6\n",
-        "100.100.100.200 7\n",
-    ] {
-        assert!(output.contains(line), "{line}: {output}");
+    for answer in ["once", "run", "always"] {
+        let write = |name: &str, text: &str| std::fs::write(net.world.file(name), text).unwrap();
+        write("answer", answer);
+        write("asked", "");
+        write("mine.toml", "allow = ['a.test:80']\n");
+        let finished = net.world.lone_guest(&options, &script).finish(LONG);
+        let output = format!("{}{}", finished.stdout, finished.stderr);
+        for line in [
+            "169.254.169.254 7\n",
+            "192.0.2.2:8000 7\n",
+            "rebind.test 6\n",
+            "metadata.test 6\n",
+            "100.100.100.200 7\n",
+        ] {
+            assert!(output.contains(line), "{answer}: {line}: {output}");
+        }
+        assert!(finished.stdout.ends_with("page\n"), "{answer}: {output}");
+        let asked = net.world.lab.read("asked");
+        let mut asked: Vec<_> = asked.lines().collect();
+        asked.sort_unstable();
+        let names = ["metadata.test:443", "other.test:443", "other.test:80", "rebind.test:443"];
+        assert_eq!(asked, names, "{answer}");
+        let kept = net.world.lab.read("mine.toml");
+        assert!(!kept.contains("169.254") && !kept.contains("192.0.2"), "{answer}: {kept}");
+        assert_eq!(kept.contains("other.test:80"), answer == "always", "{kept}");
     }
-    assert!(finished.stdout.ends_with("page\n"), "{output}");
-    let asked = std::fs::read_to_string(net.world.file("asked")).unwrap();
-    let mut asked: Vec<_> = asked.lines().collect();
-    asked.sort_unstable();
-    assert_eq!(asked, ["metadata.test:443", "other.test:443", "other.test:80", "rebind.test:443"]);
     drop(server.end());
     net.end();
 }

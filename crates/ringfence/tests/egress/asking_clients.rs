@@ -16,7 +16,7 @@ struct Client {
     command: &'static str,
 }
 
-const CLIENTS: [Client; 10] = [
+const CLIENTS: [Client; 11] = [
     Client {
         name: "curl",
         need: Need::Program("curl", "curl"),
@@ -88,6 +88,12 @@ const CLIENTS: [Client; 10] = [
         port: 8110,
         command: "python3 session.py http://{host}:{port}/page",
     },
+    Client {
+        name: "node",
+        need: Need::Program("node", "nodejs"),
+        port: 8111,
+        command: "env NODE_EXTRA_CA_CERTS=cert.pem node --no-warnings http2.mjs fetch2 https://{host}:{port}/page",
+    },
 ];
 
 /// Two requests of a session, which keeps its connection.
@@ -134,6 +140,7 @@ fn each_client_waits_for_the_answer_and_goes_on_or_fails() {
     let write = |name: &str, text: &str| std::fs::write(net.world.file(name), text).unwrap();
     write("mirror.py", include_str!("../support/mirror.py"));
     write("session.py", SESSION_PY);
+    write("http2.mjs", include_str!("../support/http2.mjs"));
     write("child.xml", CHILD_XML);
     write("answer.sh", ANSWER_SH);
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -141,6 +148,12 @@ fn each_client_waits_for_the_answer_and_goes_on_or_fails() {
     net.world.host(&["python3", "mirror.py", "prepare", "a.test"]).succeed(LONG);
     let mirror = net.world.outside(&["python3", "mirror.py", "serve", FAR_V4, "a.test"]);
     mirror.wait_for_output("listening");
+    let has_node = clients.iter().any(|client| client.name == "node");
+    let over_http2 =
+        has_node.then(|| net.world.outside(&["node", "http2.mjs", "log", FAR_V4, "8111", "8211"]));
+    if let Some(server) = &over_http2 {
+        server.wait_for_output("listening");
+    }
     let mut script = "set +e\n".to_owned();
     for Client { name, port, command, .. } in &clients {
         for (kind, host, port) in [
@@ -160,15 +173,15 @@ fn each_client_waits_for_the_answer_and_goes_on_or_fails() {
     let output =
         net.world.lone_guest("--name asks --ask exec:./answer.sh", &script).finish(4 * LONG);
     let answers = net.world.lab.read("answers");
-    let shown = format!("{}{}{answers}{}", output.stdout, output.stderr, mirror.stdout.text());
+    let of_node = over_http2.as_ref().map_or(String::new(), |server| server.stdout.text());
+    let asked = mirror.stdout.text() + &of_node;
+    let shown = format!("{}{}{answers}{asked}", output.stdout, output.stderr);
     let answered: BTreeMap<&str, u64> = answers
         .lines()
         .map(|line| line.split(' ').collect::<Vec<_>>())
         .map(|words| (words[1], words[0].parse().unwrap()))
         .collect();
-    let requests: Vec<Vec<String>> = mirror
-        .stdout
-        .text()
+    let requests: Vec<Vec<String>> = asked
         .lines()
         .filter(|line| *line != "listening")
         .map(|line| line.split(' ').map(str::to_owned).collect())
@@ -176,6 +189,9 @@ fn each_client_waits_for_the_answer_and_goes_on_or_fails() {
     // Neither a denied name nor a denied port had a request.
     assert!(requests.iter().all(|words| !words[2].contains("wild")), "{shown}");
     assert!(requests.iter().all(|words| words[1].starts_with("81")), "{shown}");
+    let is_of_node = |words: &&Vec<String>| words[1] == "8111";
+    let versions = requests.iter().filter(is_of_node).map(|words| words[4].as_str());
+    assert_eq!(versions.collect::<Vec<_>>(), ["2.0"; 1][..usize::from(has_node)], "{shown}");
     let lines: Vec<Vec<&str>> =
         output.stdout.lines().map(|line| line.splitn(5, ' ').collect()).collect();
     assert_eq!(lines.len(), 3 * clients.len(), "{shown}");
@@ -209,6 +225,6 @@ fn each_client_waits_for_the_answer_and_goes_on_or_fails() {
             }
         }
     }
-    drop(mirror.end());
+    drop((mirror.end(), over_http2.map(crate::support::Running::end)));
     net.end();
 }

@@ -263,3 +263,58 @@ fn totals_of_verdicts_are_in_ps_and_in_the_summary() {
     drop(plain.end());
     net.end();
 }
+
+/// Client that opens TLS connections to one address under two names, and one that shows its name after the policy was replaced.
+const SHOW: &str = "
+import socket, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+address = socket.gethostbyname('a.test')
+def wrapped(connection, name):
+    # Python takes a reset for an end, unless an end without a notice is an error.
+    return context.wrap_socket(connection, server_hostname=name, suppress_ragged_eofs=False)
+opened = [socket.create_connection((address, 443), 20) for _ in range(3)]
+shown = {name: wrapped(opened.pop(), name) for name in ('b.test', 'a.test')}
+print('open', flush=True)
+def attempt(name, action):
+    try:
+        print(name, action(), flush=True)
+    except TimeoutError:
+        print(name, 'stays', flush=True)
+    except OSError as error:
+        print(name, 'reset', flush=True)
+attempt('shown', lambda: shown['b.test'].recv(1))
+attempt('late', lambda: wrapped(opened.pop(), 'b.test').version())
+def request():
+    shown['a.test'].sendall(b'GET / HTTP/1.1\\r\\nHost: a.test\\r\\n\\r\\n')
+    answer = b''
+    while not answer.endswith(b'page\\n'):
+        answer += shown['a.test'].recv(4096) or b'page\\n'
+    return answer.decode().split()[0] + ' answer'
+attempt('allowed', request)
+";
+
+#[test]
+fn replaced_policy_ends_connections_that_show_or_may_show_a_denied_name() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    std::fs::write(net.world.file("show.py"), SHOW).unwrap();
+    std::fs::write(net.world.file("new.toml"), "allow = ['a.test:443']\n").unwrap();
+    for (options, allowed) in [
+        ("--allow *.test", "allowed HTTP/1.1 answer\n"),
+        ("--deny c.test", "allowed HTTP/1.1 answer\n"),
+        // Nobody has read which name the connections show.
+        ("--egress-log log", "allowed reset\n"),
+        ("", "allowed reset\n"),
+    ] {
+        let guest =
+            net.world.lone_guest(&format!("--name shows {options}"), "exec python3 show.py");
+        guest.wait_for_output("open\n");
+        net.policy("set shows new.toml");
+        let output = guest.finish(LONG).stdout;
+        for line in ["shown reset\n", "late reset\n", allowed] {
+            assert!(output.contains(line), "{options}: {line}: {output}");
+        }
+    }
+    net.end();
+}

@@ -20,14 +20,14 @@ pub(super) fn policy_inside(net: &Net, words: &str) -> String {
 }
 
 /// Asserts that `ringfence policy why` lists what [`requests`] were denied, once they are done.
-fn check_list_of_denials(listed: impl Fn() -> String) {
+pub(super) fn check_list_of_denials(listed: impl Fn() -> String) {
     let denials = ["b.test: ", "to allow it: --allow b.test:443", "198.51.100.2:80: "];
     let all_are_listed = || denials.iter().all(|denial| listed().contains(denial));
     assert!(eventually(LONG, all_are_listed), "{}", listed());
 }
 
 /// Requests of a guest. The last lines tell the statuses of curl.
-fn requests() -> String {
+pub(super) fn requests() -> String {
     format!(
         "curl -sS --max-time 20 --cacert cert.pem https://a.test/; set +e
          curl -sS --max-time 20 --cacert cert.pem https://b.test/; echo \"b $?\"
@@ -37,7 +37,7 @@ fn requests() -> String {
 }
 
 /// Asserts that the requests had their outcomes, and that no denied name left the host.
-fn check(net: &Net, output: &str) {
+pub(super) fn check(net: &Net, output: &str) {
     assert_eq!(output.matches("page\n").count(), 1, "{output}");
     for line in ["b 6\n", "raw 7\n", "shared 35\n"] {
         assert!(output.contains(line), "{line}: {output}");
@@ -276,20 +276,22 @@ fn log_on_standard_error_is_refused_in_the_background() {
 }
 
 /// Script of the DHCP client.
-const ON_LEASE: &str = "#!/bin/sh
-[ \"$1\" = bound ] || exit 0
-ip addr add $ip/$mask dev eth0; ip route add default via $router dev eth0; echo \"dns $dns\"
+const ON_LEASE: &str = "[ \"$1\" = bound ] || exit 0
+ip addr add $ip/$mask dev eth0; ip route add default via $router dev eth0 onlink; echo \"dns $dns\"
 ";
+
+/// Writes the program that stands for a virtual machine, and the script of its DHCP client.
+pub(super) fn prepare_machine(net: &Net) {
+    std::fs::write(net.world.file("machine.py"), include_str!("../support/machine.py")).unwrap();
+    super::asking::script(net, "on-lease", ON_LEASE);
+}
 
 #[test]
 fn virtual_machine_reaches_the_names_of_its_policy_file_only() {
     require!(CURL, OPENSSL, DNSMASQ, Need::Program("busybox", "busybox"));
     let net = net!();
     link_program(&net, "passt");
-    std::fs::write(net.world.file("machine.py"), include_str!("../support/machine.py")).unwrap();
-    std::fs::write(net.world.file("on-lease"), ON_LEASE).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(net.world.file("on-lease"), mode).unwrap();
+    prepare_machine(&net);
     super::asking::script(
         &net,
         "ask.sh",

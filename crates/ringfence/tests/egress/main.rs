@@ -6,6 +6,7 @@ mod asking;
 mod asking_clients;
 mod attacks;
 mod clients;
+mod first_policy;
 mod front_questions;
 mod fronts;
 mod limits;

@@ -1,6 +1,7 @@
 //! Presets with the clients for which they are: each fetches from a stand-in for its registries, and nothing from another host.
 
 use crate::support::egress::{DNSMASQ, LONG, OPENSSL, THIRD_V4};
+use crate::support::eventually;
 use crate::support::needs::{Need, skip_what_is_not_installed};
 use crate::{net, require};
 
@@ -34,7 +35,7 @@ const PIP: Client = Client {
         --index-url https://pypi.org/simple -d wheels tiny && ls wheels/tiny-1.0-py3-none-any.whl",
 };
 
-const OTHERS: [Client; 5] = [
+const OTHERS: [Client; 8] = [
     Client {
         preset: "npm",
         needs: &[Need::Program("npm", "npm")],
@@ -74,7 +75,38 @@ const OTHERS: [Client; 5] = [
         command: "mkdir certs && cp cert.pem certs/ca.crt && skopeo --policy policy.json copy -q --src-cert-dir certs \
             docker://docker.io/library/tiny:1 dir:image",
     },
+    Client {
+        preset: "rubygems",
+        needs: &[Need::Program("gem", "ruby"), Need::Program("ruby", "ruby")],
+        hosts: &["index.rubygems.org"],
+        command: "HOME=$PWD SSL_CERT_FILE=$PWD/cert.pem gem install -q --no-document --install-dir gems tiny && \
+            ls gems/gems/tiny-1.0",
+    },
+    Client {
+        preset: "huggingface",
+        needs: &[Need::Module("huggingface_hub", "huggingface_hub")],
+        hosts: &["huggingface.co", "cdn-lfs.hf.co"],
+        command: "HF_HOME=$PWD/hub HF_HUB_DISABLE_TELEMETRY=1 SSL_CERT_FILE=$PWD/cert.pem python3 -c 'import huggingface_hub as h; \
+            print(open(h.hf_hub_download(\"test/tiny\", \"model.bin\")).read())' | grep -x weights",
+    },
+    // The library of pixi: conda itself is in no registry but its own.
+    Client {
+        preset: "conda",
+        needs: &[Need::Module("rattler", "py-rattler")],
+        hosts: &["conda.anaconda.org"],
+        command: "HOME=$PWD SSL_CERT_FILE=$PWD/cert.pem python3 rattler_client.py && ls conda/share/tiny",
+    },
 ];
+
+/// Installs a package of conda-forge below `conda`.
+const RATTLER_PY: &str = "
+import asyncio
+import rattler
+async def main():
+    records = await rattler.solve(['conda-forge'], ['tiny'], platforms=['noarch'], timestamp_policy='allow-missing')
+    await rattler.install(records, 'conda', cache_dir='packages', show_progress=False)
+asyncio.run(main())
+";
 
 /// Project whose parent is in the registry.
 const CHILD_XML: &str = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\"><modelVersion>4.0.0</modelVersion>\
@@ -90,12 +122,16 @@ fn fetch(clients: &[Client]) {
     let net = net!();
     std::fs::write(net.world.file("mirror.py"), include_str!("../support/mirror.py")).unwrap();
     std::fs::write(net.world.file("pom.xml"), CHILD_XML).unwrap();
+    std::fs::write(net.world.file("rattler_client.py"), RATTLER_PY).unwrap();
     let hosts = clients.iter().flat_map(|client| client.hosts);
     let names: Vec<String> = hosts.map(|host| format!("DNS:{host}")).collect();
     let prepare = format!(
         "python3 mirror.py prepare a.test
-         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=registries \
-             -addext subjectAltName={} -keyout key.pem -out cert.pem 2>openssl.log",
+         ec='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
+         openssl req -x509 $ec -subj /CN=authority -keyout authority.key -out authority.pem 2>openssl.log
+         openssl req -x509 $ec -CA authority.pem -CAkey authority.key -subj /CN=registries -addext subjectAltName={} \
+             -addext basicConstraints=CA:FALSE -keyout key.pem -out server.pem 2>>openssl.log
+         cat server.pem authority.pem > cert.pem",
         names.join(",")
     );
     net.world.host(&["sh", "-ec", &prepare]).succeed(LONG);
@@ -110,8 +146,9 @@ fn fetch(clients: &[Client]) {
         let output = net.guest(&format!("--policy-preset {preset}"), &script);
         assert!(output.contains("status 0\n"), "{preset}: {output}");
         assert!(output.contains("gaierror"), "{preset}: {output}");
-        let asked = server.stdout.text();
-        assert!(hosts.iter().all(|host| asked.contains(&format!(" {host} /"))), "{asked}");
+        let asked = || server.stdout.text();
+        let are_asked = || hosts.iter().all(|host| asked().contains(&format!(" {host} /")));
+        assert!(eventually(LONG, are_asked), "{preset}: {}", asked());
     }
     drop(server.end());
     net.end();

@@ -3,6 +3,7 @@
 use crate::net;
 use crate::require;
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
+use crate::support::needs::Need;
 use crate::support::world::{FAR_V4, OUTSIDE_V4};
 use crate::support::{Running, eventually};
 
@@ -226,6 +227,45 @@ fn namespaces_of_pasta_and_slirp4netns_reach_names_by_the_proxy() {
         assert_eq!(output, "page\ndenied 6\n", "{script}");
     }
     assert!(!proxies.stdout.text().contains("b.test"));
+    drop(proxies.end());
+    net.end();
+}
+
+#[test]
+fn virtual_machine_reaches_names_by_the_proxy() {
+    require!(CURL, OPENSSL, DNSMASQ, Need::Program("busybox", "busybox"));
+    let net = net!();
+    let proxies = proxies(&net);
+    super::fronts::link_program(&net, "passt");
+    super::fronts::prepare_machine(&net);
+    let options = format!(
+        "{} --upstream-proxy-credentials password --allow only.proxy.test:80 --allow a.test:22 \
+         --one-off --foreground -s vm.socket",
+        by("socks5h", 1081)
+    );
+    let words: Vec<&str> = ["./passt"].into_iter().chain(options.split_whitespace()).collect();
+    let front = net.world.host(&words);
+    front.wait_for_error("listens at");
+    let script = format!(
+        "ip link set eth0 up; busybox udhcpc -i eth0 -n -q -f -s ./on-lease >lease 2>/dev/null
+         sed -n 's/^dns \\([^ ]*\\).*/nameserver \\1/p' lease > servers; mount --bind servers /etc/resolv.conf
+         curl -sS --max-time 60 http://only.proxy.test/; {GREETING} set +e
+         curl -s --max-time 60 http://b.test/; echo \"name $?\"
+         curl -s --max-time 60 http://{OTHER_V4}/; echo \"literal $?\"
+         curl -s -p -x http://{OUTSIDE_V4}:3128 --max-time 60 http://only.proxy.test/; echo \"proxy $?\"
+         python3 egress.py datagram {FAR_V4} 443"
+    );
+    let machine = ["unshare", "--mount", "python3", "machine.py", "vm.socket", &script];
+    let output = net.world.host(&machine).succeed(LONG);
+    let expected = "page\nb'SSH-2.0-server\\r\\n'\nb'client'\nname 6\nliteral 7\nproxy 7\n";
+    assert!(output.starts_with(expected), "{output}");
+    let refused = ["ConnectionRefusedError ", "PermissionError ", "OSError "];
+    let last = output.lines().last().unwrap();
+    assert!(refused.iter().any(|start| last.starts_with(start)), "{output}");
+    let finished = front.finish(LONG);
+    assert!(finished.stderr.contains("passt: egress: "), "{}", finished.stderr);
+    let asked = proxies.stdout.text();
+    assert!(asked.contains("asked only.proxy.test:80\n") && !asked.contains("b.test"), "{asked}");
     drop(proxies.end());
     net.end();
 }

@@ -62,6 +62,7 @@ impl Net {
                 // Stand-ins for the registries of presets.
                 &format!("--address=/ubuntu.com/pypi.org/pythonhosted.org/npmjs.org/{THIRD_V4}"),
                 &format!("--address=/crates.io/golang.org/maven.apache.org/docker.io/{THIRD_V4}"),
+                &format!("--address=/rubygems.org/huggingface.co/hf.co/anaconda.org/{THIRD_V4}"),
             ],
         ));
         let servers = world.outside(&["python3", "egress.py", "serve", FAR_V4, OTHER_V4]);

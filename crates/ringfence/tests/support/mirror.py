@@ -1,6 +1,6 @@
 """Package mirrors for the tests of egress policies: one for each port, behind one address.
 
-mirror.py prepare HOST           writes projects and repositories below this directory
+mirror.py prepare HOST           writes projects and repositories below this directory, and a gem where `ruby` is installed
 mirror.py serve ADDRESS HOST     serves them, each at a second port, too, that is 100 higher;
                                  prints a line for each request: nanoseconds, port, host, path
 mirror.py registries ADDRESS     serves them by HTTP and HTTPS in the place of the registries of presets; the certificate is cert.pem
@@ -11,6 +11,7 @@ import http.server
 import io
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import threading
 import time
 import zipfile
 
-PORTS = dict(curl=8101, git=8102, pip=8103, npm=8104, cargo=8105, go=8106, apt=8107, mvn=8108, skopeo=8109, requests=8110)
+PORTS = dict(curl=8101, git=8102, pip=8103, npm=8104, cargo=8105, go=8106, apt=8107, mvn=8108, skopeo=8109, requests=8110, gem=8112,
+             hf=8113, conda=8114)
 # Hosts of presets, and their mirrors.
 REGISTRIES = {
     "archive.ubuntu.com": "apt",
@@ -31,14 +33,19 @@ REGISTRIES = {
     "proxy.golang.org": "go",
     "repo.maven.apache.org": "mvn",
     "registry-1.docker.io": "skopeo",
+    "rubygems.org": "gem",
+    "index.rubygems.org": "gem",
+    "huggingface.co": "hf",
+    "cdn-lfs.hf.co": "hf",
+    "conda.anaconda.org": "conda",
 }
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
-def archive(files):
+def archive(files, compression="gz"):
     """Returns a compressed tar archive of files given by name."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+    with tarfile.open(fileobj=packed, mode=f"w:{compression}") as tar:
         for name, text in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text)
@@ -59,11 +66,11 @@ def digest(data):
 
 
 def pages(wheels, packages, crates):
-    """Returns the content of each mirror: type and bytes for each path. Wheels, packages and crates have other URLs."""
+    """Returns the content of each mirror: type, bytes and more headers for each path. Wheels, packages and crates have other URLs."""
     found = {name: {} for name in PORTS}
 
-    def add(name, path, data, kind="application/octet-stream"):
-        found[name][path] = (kind, data if isinstance(data, bytes) else data.encode())
+    def add(name, path, data, kind="application/octet-stream", **headers):
+        found[name][path] = (kind, data if isinstance(data, bytes) else data.encode(), headers)
 
     for name in ("curl", "requests"):
         add(name, "/page", "page\n")
@@ -131,6 +138,34 @@ def pages(wheels, packages, crates):
     add("skopeo", "/v2/tiny/manifests/1", manifest, MANIFEST)
     add("skopeo", f"/v2/tiny/blobs/{digest(layer)}", layer)
     add("skopeo", f"/v2/tiny/blobs/{digest(config)}", config)
+    if os.path.exists("gem"):
+        with open("gem/tiny-1.0.gem", "rb") as gem, open("gem/tiny-1.0.gemspec.rz", "rb") as specification:
+            package, described = gem.read(), specification.read()
+        add("gem", "/", "index")
+        add("gem", "/info/tiny", f"---\n1.0 |checksum:{digest(package)[7:]}\n", "text/plain")
+        add("gem", "/quick/Marshal.4.8/tiny-1.0.gemspec.rz", described)
+        add("gem", "/gems/tiny-1.0.gem", package)
+    # The Hub answers for a large file by the address of its store.
+    model = b"weights"
+    add("hf", "/test/tiny/resolve/main/model.bin", "", **{
+        "Location": "https://cdn-lfs.hf.co/model.bin",
+        "X-Repo-Commit": "0123456789" * 4,
+        "X-Linked-Etag": f'"{digest(model)[7:]}"',
+        "X-Linked-Size": str(len(model)),
+    })
+    add("hf", "/model.bin", model, ETag=f'"{digest(model)[7:]}"')
+    index = {"name": "tiny", "version": "1.0", "build": "0", "build_number": 0, "depends": [], "subdir": "noarch",
+             "noarch": "generic"}
+    content = "x"
+    paths = {"paths_version": 1, "paths": [{"_path": "share/tiny", "path_type": "hardlink",
+                                            "sha256": digest(content.encode())[7:], "size_in_bytes": len(content)}]}
+    package = archive({"info/index.json": json.dumps(index), "info/paths.json": json.dumps(paths),
+                       "info/files": "share/tiny\n", "share/tiny": content}, "bz2")
+    entry = {**index, "sha256": digest(package)[7:], "size": len(package)}
+    add("conda", "/conda-forge/noarch/repodata.json", json.dumps(
+        {"info": {"subdir": "noarch"}, "packages": {"tiny-1.0-0.tar.bz2": entry}, "packages.conda": {}, "repodata_version": 1}
+    ), "application/json")
+    add("conda", "/conda-forge/noarch/tiny-1.0-0.tar.bz2", package)
     return found
 
 
@@ -160,6 +195,12 @@ def prepare(host):
           "Package: tiny\nVersion: 1.0\nArchitecture: all\nMaintainer: x <x@a.test>\nDescription: tiny\n")
     subprocess.run(["dpkg-deb", "--build", "--root-owner-group", "package", "tiny.deb"], check=True,
                    stdout=subprocess.DEVNULL)
+    if shutil.which("ruby"):
+        # A gem, and its description as the index has it. gem would take a file of the current directory.
+        script = ("require 'rubygems/package'; Dir.mkdir('gem'); Dir.chdir('gem'); s = Gem::Specification.new { |s| s.name = 'tiny'; s.version = '1.0'; "
+                  "s.summary = 'x'; s.authors = ['x']; s.files = [] }; Gem::Package.build(s, true); "
+                  "File.binwrite('tiny-1.0.gemspec.rz', Gem.deflate(Marshal.dump(s)))")
+        subprocess.run(["ruby", "-e", script], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     script = ("git init -q --bare repo.git; git init -q work; cd work; "
               "git -c user.name=x -c user.email=x@a.test commit -q --allow-empty -m first; "
               "git push -q ../repo.git HEAD:refs/heads/main; git -C ../repo.git update-server-info")
@@ -173,8 +214,10 @@ class Mirror(http.server.BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         path = self.page()
         print(time.time_ns(), port, self.headers["Host"], path, flush=True)
-        kind, data = self.mirror().get(path, (None, b""))
-        self.send_response(404 if kind is None else 200)
+        kind, data, headers = self.mirror().get(path, (None, b"", {}))
+        self.send_response(404 if kind is None else 302 if "Location" in headers else 200)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind or "text/plain")
         self.send_header("Content-Length", str(len(data)))
         if kind == MANIFEST:

@@ -194,8 +194,8 @@ impl Lab {
         let files = || -> Vec<String> {
             let Ok(entries) = std::fs::read_dir(self.runtime_dir()) else { return Vec::new() };
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            // A launcher that was killed leaves its socket to the next client, which removes it.
-            names.filter(|name| !name.ends_with(".guest")).collect()
+            // A launcher that was killed, or a session of root, leaves its socket to the next client, which removes it.
+            names.filter(|name| !name.ends_with(".guest") && !name.ends_with(".session")).collect()
         };
         let gone = eventually(GONE_WITHIN, || files().is_empty());
         assert!(gone, "left in the runtime directory: {:?}", files());

@@ -19,6 +19,8 @@ pub enum Need {
     /// TAP devices and user namespaces, which every guest needs.
     Guests,
     Root,
+    /// Module of Python and its package, which `pip` installs.
+    Module(&'static str, &'static str),
     /// Program of this workspace that another package builds.
     Built(&'static str),
 }
@@ -32,6 +34,8 @@ impl Need {
         match self {
             Need::Program(name, package) => (!is_installed(name))
                 .then(|| format!("{name} is not installed (Debian: {package})")),
+            Need::Module(name, package) => (!has_module(name))
+                .then(|| format!("python3 has no module {name} (pip install {package})")),
             Need::Guests => guests_missing(),
             Need::Built(name) => (!beside_product(name).is_file())
                 .then(|| format!("{name} is not built (cargo build --release -p {name})")),
@@ -39,6 +43,12 @@ impl Need {
                 .then(|| "only root may do what this test does".to_owned()),
         }
     }
+}
+
+fn has_module(name: &str) -> bool {
+    let code = format!("import {name}");
+    let imported = Command::new("python3").args(["-c", &code]).stderr(Stdio::null()).status();
+    is_installed("python3") && imported.is_ok_and(|status| status.success())
 }
 
 /// Returns the path of a program of this workspace. Cargo puts programs one folder above the test programs.

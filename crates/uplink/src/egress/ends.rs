@@ -5,6 +5,7 @@ use core::net::SocketAddr;
 use ringfence_policy::record::{Event, Record};
 use ringfence_policy::{Action, Protocol};
 
+use super::recording::record_of;
 use super::{CarriedBytes, Egress, Note, Recording};
 
 impl Egress {
@@ -20,36 +21,13 @@ impl Egress {
         let reason = limit.unwrap_or_else(|| "closed".to_owned());
         let CarriedBytes { from_guest, to_guest } = bytes;
         let (bytes_out, bytes_in) = (Some(from_guest), Some(to_guest));
-        let record = self.end_of(to, Protocol::Tcp, name, verdict, reason);
-        self.note_end(Record { bytes_out, bytes_in, ..record });
+        let record = end_of(to, Protocol::Tcp, verdict, reason);
+        self.note_end(Record { name, bytes_out, bytes_in, ..record });
     }
 
     /// Records the end of a UDP association by a limit.
     pub(crate) fn close_by_limit(&self, to: SocketAddr, limit: String) {
-        self.note_end(self.end_of(to, Protocol::Udp, None, Action::Deny, limit));
-    }
-
-    fn end_of(
-        &self,
-        to: SocketAddr,
-        protocol: Protocol,
-        name: Option<String>,
-        verdict: Action,
-        reason: String,
-    ) -> Record {
-        Record {
-            event: Event::Close,
-            verdict,
-            name,
-            address: Some(to.ip()),
-            port: Some(to.port()),
-            protocol: Some(protocol),
-            reason,
-            allow: None,
-            sni: None,
-            bytes_out: None,
-            bytes_in: None,
-        }
+        self.note_end(end_of(to, Protocol::Udp, Action::Deny, limit));
     }
 
     fn note_end(&self, record: Record) {
@@ -59,4 +37,10 @@ impl Egress {
         }
         let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
     }
+}
+
+/// Builds the record of an end. Both protocols have ports, of which a guest can use 0.
+fn end_of(to: SocketAddr, protocol: Protocol, verdict: Action, reason: String) -> Record {
+    let record = record_of(Event::Close, verdict, Some((to, protocol)), reason);
+    Record { port: Some(to.port()), ..record }
 }

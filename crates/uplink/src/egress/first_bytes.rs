@@ -24,11 +24,11 @@ use core::time::Duration;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use ringfence_policy::Protocol;
 use ringfence_policy::first::{FIRST_BYTES_MAX, Shown};
-use ringfence_policy::gate::Inspection;
+use ringfence_policy::gate::{Decision, FirstRead, Inspection};
 use ringfence_policy::http::{FirstLine, Line, is_word};
 use ringfence_policy::tls::second::{Later, Next, first_len};
+use ringfence_policy::{HostName, Protocol};
 
 use super::{
     Admitted, Asked, Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER, Waiting,
@@ -56,6 +56,8 @@ pub struct FirstBytes {
     /// Time of the last call.
     now: Duration,
     reader: Reader,
+    /// State of the first bytes after a verdict, and the name that they show. The owner takes it.
+    shown: Option<(FirstRead, Option<HostName>)>,
     /// Response to a request that is denied.
     page: Option<Vec<u8>>,
 }
@@ -104,6 +106,7 @@ impl FirstBytes {
                 are_all: false,
                 now: Duration::ZERO,
                 reader: Reader::First,
+                shown: None,
                 page: None,
             })
         })
@@ -192,6 +195,7 @@ impl FirstBytes {
                 });
                 return false;
             }
+            self.note_shown(&shown);
             self.reader = match &shown {
                 Shown::Tls(hello) => {
                     self.passed = first_len(&self.bytes);
@@ -236,6 +240,24 @@ impl FirstBytes {
         self.reader = Reader::Done;
         self.passed = self.bytes.len();
         true
+    }
+
+    fn note_shown(&mut self, shown: &Shown) {
+        self.shown = Some((FirstRead::of(shown), shown.name().cloned()));
+    }
+
+    /// Takes the state of the first bytes, and the name that they show, if a verdict was made since the last call.
+    pub fn take_shown(&mut self) -> Option<(FirstRead, Option<HostName>)> {
+        self.shown.take()
+    }
+
+    /// Has the bytes that still come judged after this decision, by the policy in force.
+    pub fn follow(&mut self, decision: &Decision) {
+        self.admitted.decision = decision.clone();
+        if decision.inspection == Inspection::None {
+            // Bytes that wait are not lost if they are read without need.
+            self.admitted.decision.inspection = Inspection::DeniedNames;
+        }
     }
 
     /// Takes the response to a request that is denied: only a request of HTTP on port 80 gets one.
@@ -320,8 +342,12 @@ impl FirstBytes {
             && self.egress.allows(self.to, &self.admitted.decision, &Shown::Unknown, self.now)
     }
 
-    fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Tcp, &self.admitted, shown, self.now)
+    fn check(&mut self, shown: &Shown) -> bool {
+        let is_allowed = self.egress.check(self.to, Protocol::Tcp, &self.admitted, shown, self.now);
+        if is_allowed {
+            self.note_shown(shown);
+        }
+        is_allowed
     }
 }
 

@@ -11,6 +11,28 @@ use super::{Egress, EgressState, Recording};
 use crate::access::Refusal;
 use crate::upstream::fault::ProxyFault;
 
+/// Builds the record of a flow, or of a query. Protocols without ports have port 0, which the record leaves out.
+pub(super) fn record_of(
+    event: Event,
+    verdict: Action,
+    to: Option<(SocketAddr, Protocol)>,
+    reason: String,
+) -> Record {
+    Record {
+        event,
+        verdict,
+        name: None,
+        address: to.map(|(to, _)| to.ip()),
+        port: to.map(|(to, _)| to.port()).filter(|port| *port > 0),
+        protocol: to.map(|(_, protocol)| protocol),
+        reason,
+        allow: None,
+        sni: None,
+        bytes_out: None,
+        bytes_in: None,
+    }
+}
+
 impl Egress {
     /// Records a new flow to an address that the guest cannot reach, whatever the policy is.
     pub(crate) fn refuse(
@@ -42,19 +64,8 @@ impl Egress {
         reason: String,
     ) {
         let Some(notes) = &self.notes else { return };
-        let record = Record {
-            event: Event::Connect,
-            verdict: Action::Deny,
-            name,
-            address: Some(to.ip()),
-            port: Some(to.port()).filter(|port| *port > 0),
-            protocol: Some(protocol),
-            reason,
-            allow: None,
-            sni: None,
-            bytes_out: None,
-            bytes_in: None,
-        };
+        let record = record_of(Event::Connect, Action::Deny, Some((to, protocol)), reason);
+        let record = Record { name, ..record };
         let _ = notes.try_send(Some(Note::Verdict { record, learn: None }));
     }
 
@@ -75,17 +86,10 @@ impl Egress {
         let (name, policy) = (decision.name.as_ref(), state.gate.policy());
         let missing = policy.missing_rule(verdict.cause, name, to);
         let record = Record {
-            event,
-            verdict: verdict.action,
             name: name.map(HostName::to_string),
-            address: to.map(|(to, _)| to.ip()),
-            port: to.map(|(to, _)| to.port()).filter(|port| *port > 0),
-            protocol: to.map(|(_, protocol)| protocol),
-            reason: policy.describe(verdict.cause),
             allow: missing.filter(|_| !verdict.is_allowed()),
             sni,
-            bytes_out: None,
-            bytes_in: None,
+            ..record_of(event, verdict.action, to, policy.describe(verdict.cause))
         };
         let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
         // The recorder bounds its rate; a guest that floods it loses its own lines.

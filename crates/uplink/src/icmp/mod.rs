@@ -18,6 +18,7 @@ use ringfence_sys::numbers::usize_from;
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::egress::OpenFlow;
 use crate::emit::{ETHERNET_LEN, Ends};
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::fragment::{self, Fields};
@@ -305,7 +306,7 @@ impl Icmp {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             let Some(FlowKey { remote, .. }) = self.flows.key(id) else { continue };
-            if !context.may_stay(remote, Protocol::Icmp, None) {
+            if !context.may_stay(remote, Protocol::Icmp, &OpenFlow::nameless()) {
                 self.flows.remove(id);
             }
         }

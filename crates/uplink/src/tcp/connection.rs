@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::backlog::Backlog;
 use super::config::TcpConfig;
 use super::local_stream::LocalStream;
+use super::names::Names;
 use super::proxied::Proxied;
 use super::rto::Rto;
 use super::segment::{Ports, Segment};
@@ -136,8 +137,7 @@ pub(super) struct TcpConnection {
     pub(super) local: Option<Box<LocalStream>>,
     /// The upstream proxy carries the connection.
     pub(super) proxied: Option<Box<Proxied>>,
-    /// Name for which the egress policy allowed the connection.
-    pub(super) name: Option<Box<str>>,
+    pub(super) names: Names,
     /// Payload bytes from the guest and to it, without retransmissions.
     pub(super) bytes: CarriedBytes,
     /// Bytes that count for rules with limits.
@@ -216,7 +216,7 @@ impl TcpConnection {
             first: None,
             local: None,
             proxied: None,
-            name: None,
+            names: Names::default(),
             bytes: CarriedBytes::default(),
             charge: None,
             rcv_nxt: Seq(0),
@@ -282,7 +282,7 @@ impl TcpConnection {
             let to = SocketAddr::new(self.ends.from, self.ports.from);
             self.is_within_limits();
             let limit = self.charge.take().and_then(|charge| charge.permit.exceeded());
-            egress.close(to, self.name.take().map(String::from), self.bytes, limit);
+            egress.close(to, self.names.allowed.take().map(String::from), self.bytes, limit);
         }
     }
 

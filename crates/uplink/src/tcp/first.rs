@@ -113,6 +113,7 @@ impl TcpConnection {
     }
 
     fn apply(&mut self, verdict: FirstVerdict, first: &mut FirstBytes, context: &mut Context<'_>) {
+        self.note_shown(first);
         match verdict {
             FirstVerdict::Wait => {}
             FirstVerdict::Pass => self.send_first_bytes(first, context),

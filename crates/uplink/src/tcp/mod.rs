@@ -39,6 +39,8 @@ mod connection;
 mod first;
 mod local;
 mod local_stream;
+mod names;
+mod open_flows;
 mod pieces;
 mod proxied;
 mod receive;
@@ -254,8 +256,8 @@ impl Tcp {
         }
         let iss = self.initial_seq(&key, context.now);
         let mut flow = TcpConnection::for_syn(Phase::Connecting, &key, iss, syn, context);
-        flow.first = first;
-        flow.name = name;
+        flow.set_first(first);
+        flow.names.allowed = name;
         flow.charge = permit;
         let to = flow.set_way(way, context);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
@@ -486,22 +488,6 @@ impl Tcp {
     fn update_deadline(&mut self, id: FlowId, context: &Context<'_>) {
         let deadline = self.flows.get(id).and_then(|flow| flow.deadline(&context.config.tcp));
         self.flows.set_deadline(id, deadline);
-    }
-
-    /// Closes connections of the guest that may not stay: to addresses that became the host's own, or that a new
-    /// egress policy denies.
-    pub fn close_forbidden(&mut self, context: &mut Context<'_>) {
-        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
-        for id in outward {
-            let Some((key, flow)) = self.flows.key(id).zip(self.flows.get(id)) else { continue };
-            // The policy in force reads each query.
-            if flow.local.is_some() && context.outward_to(key.remote).is_some() {
-                continue;
-            }
-            if !context.may_stay(key.remote, Protocol::Tcp, flow.name.as_deref()) {
-                self.refuse(id, Errno::HOSTUNREACH, context);
-            }
-        }
     }
 
     /// Handles all timers that are due.

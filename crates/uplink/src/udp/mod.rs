@@ -47,7 +47,7 @@ use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::context::Context;
-use crate::egress::{DatagramInspector, Permit};
+use crate::egress::{DatagramInspector, OpenFlow, Permit};
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
@@ -459,7 +459,9 @@ impl Udp {
             let stays = match admission::policy_of(remote, context) {
                 _ if context.outward_to(remote).is_some_and(is_moved) => false,
                 Some(_) => context.outward_to(remote).is_some(),
-                None => !is_inspected && context.may_stay(remote, Protocol::Udp, None),
+                None => {
+                    !is_inspected && context.may_stay(remote, Protocol::Udp, &OpenFlow::default())
+                }
             };
             if !stays {
                 self.remove(id);

@@ -1,11 +1,11 @@
-//! `ringfence policy guests`: the running guests with an egress policy.
+//! `ringfence policy guests`: the running guests with an egress policy, or that may get one.
 
 use std::fmt::Write as _;
 
 use crate::commands::find::{self, Silent};
 use ringfence_hostnet::text::printable;
 
-/// Guest with a policy.
+/// Guest with a policy, or one that may get one.
 struct Row {
     pid: i32,
     name: String,
@@ -25,17 +25,24 @@ pub(super) fn list() -> anyhow::Result<String> {
     silent.iter().for_each(|silent| eprintln!("ringfence: policy: {silent}"));
     let mut rows: Vec<Row> = Vec::new();
     for found in guests.found {
-        let Some(policy) = found.guest.policy else { continue };
+        // A guest without an uplink cannot have a policy.
+        if found.guest.policy.is_none() && found.guest.uplink.is_empty() {
+            continue;
+        }
         let (name, program) = (found.guest.name, "run".to_owned());
-        rows.push(Row { pid: found.pid, name, program, policy });
+        rows.push(Row { pid: found.pid, name, program, policy: shown(found.guest.policy) });
     }
     rows.extend(sessions.found.into_iter().map(|found| Row {
         pid: found.pid,
         name: found.guest.name,
         program: found.guest.program,
-        policy: found.guest.policy.unwrap_or_else(|| "no rule".to_owned()),
+        policy: shown(found.guest.policy),
     }));
     Ok(table(&rows))
+}
+
+fn shown(policy: Option<String>) -> String {
+    policy.unwrap_or_else(|| "none".to_owned())
 }
 
 fn table(rows: &[Row]) -> String {

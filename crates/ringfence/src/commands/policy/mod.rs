@@ -39,12 +39,12 @@ pub enum PolicyCommand {
         #[arg(value_name = "NAME:PORT")]
         destination: String,
     },
-    /// List the running guests with a policy: those of `run`, and those of `pasta`, `passt` and `slirp4netns`
+    /// List the running guests and their policies: those of `run`, and those of `pasta`, `passt` and `slirp4netns`
     Guests,
     /// Replace the policy of a running guest, all rules at once
     ///
-    /// Connections that the new policy denies end at once. A file with an error changes nothing. A guest that was
-    /// started without a policy gets one.
+    /// Connections that the new policy denies end at once, and so do those for which it needs a name that nobody has read. A file
+    /// with an error changes nothing. A guest that was started without a policy gets one.
     Set {
         /// Name of the guest, or PID, as `ringfence policy guests` lists them
         guest: String,
