@@ -124,6 +124,14 @@ impl Descriptors {
         self.fds.iter().map(AsFd::as_fd)
     }
 
+    /// Keeps the descriptors whose numbers, from 0, `is_kept` accepts. The others are disposed of.
+    pub fn retain(&mut self, is_kept: impl Fn(usize) -> bool) {
+        let all = std::mem::take(&mut self.fds).into_iter().enumerate();
+        let (kept, others) = all.partition::<Vec<_>, _>(|(number, _)| is_kept(*number));
+        self.fds.extend(kept.into_iter().map(|(_, fd)| fd));
+        others.into_iter().for_each(|(_, fd)| add(self.peer, Item::File(fd)));
+    }
+
     /// Moves all descriptors out.
     pub fn into_vec(mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
