@@ -1,5 +1,5 @@
-//! Status of a session of `pasta`, `passt`, `vhost-user blk` or `pool-proxy`: messages about the memory that a virtual machine shares,
-//! and `--status-socket`.
+//! Status of a session of `pasta`, `passt`, `vhost-user blk` or `pool-proxy`: messages about the memory that a virtual
+//! machine shares, and `--status-socket`.
 //!
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
 //! `ringfence status --socket` and `ringfence top --socket` are such clients ([`ask`]). Only the user that started the

@@ -157,7 +157,8 @@ fn inner_pid(domain: &DomainProcess) -> i32 {
 const NOT_FOR_DISKS: [&str; 2] = ["lent: an arena's file system", "O_NONBLOCK"];
 
 /// Work that the proxy before a foreign backend does not do: it maps no memory of a machine, and writes none.
-const NOT_FOR_PROXIES: [&str; 5] = [
+const NOT_FOR_PROXIES: [&str; 6] = [
+    "epoll",
     "lent: write to an arena",
     "lent: punch an arena",
     "lent: an arena's size",

@@ -114,13 +114,8 @@ pub(super) fn serve(args: &PoolProxyArgs) -> anyhow::Result<u8> {
 
 /// Starts the proxy process.
 fn start(args: &PoolProxyArgs, listener: &OwnedFd) -> anyhow::Result<DomainProcess> {
-    let spawn = Spawn {
-        kind: DomainKind::Proxy,
-        command: &[],
-        inherit: &[],
-        cleanup: None,
-        cgroup: None,
-    };
+    let spawn =
+        Spawn { kind: DomainKind::Proxy, command: &[], inherit: &[], cleanup: None, cgroup: None };
     let domain = DomainProcess::start(&spawn)?;
     let config = ProxyConfig { pool: args.pool.clone(), verbose: args.verbose };
     domain.channel().send(&config, &[listener.as_fd()])?;

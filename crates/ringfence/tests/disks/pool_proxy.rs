@@ -113,7 +113,8 @@ const PYTHON: Need = Need::Program("python3", "python3");
 
 #[test]
 fn foreign_backend_behind_the_proxy_stores_data_and_sees_no_secret() {
-    require!(Need::Guests, QEMU, PYTHON);
+    // Only root reads the memory of a sandbox.
+    require!(Need::Root, Need::Guests, QEMU, PYTHON);
     let secret = "a-secret-of-32-bytes-in-a-machine";
     for is_behind in [true, false] {
         let lab = Lab::new();
@@ -148,9 +149,9 @@ fn backends_of_two_devices_see_their_own_pool_each() {
     let names = ["one", "two"];
     let texts = ["text-in-the-pool-of-device-one", "text-in-the-pool-of-device-two"];
     let daemons = names.map(|name| foreign_disk(&lab, name));
-    let proxies = names.map(|name| proxy(&lab, &format!("{name}.s"), name, &format!("--pool {name}")));
-    let mut fronts =
-        [0, 1].map(|number| front(foreign_shape(), names[number], texts[number]));
+    let proxies =
+        names.map(|name| proxy(&lab, &format!("{name}.s"), name, &format!("--pool {name}")));
+    let mut fronts = [0, 1].map(|number| front(foreign_shape(), names[number], texts[number]));
     // QEMU hands all memory that has descriptors to each backend.
     for (own, other) in [(0, 1), (1, 0)] {
         let file = fronts[other].file.try_clone().unwrap();

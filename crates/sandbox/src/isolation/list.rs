@@ -400,7 +400,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/channel.rs: orders and reports, with descriptors
     // sys/src/datagrams.rs: errors, and datagrams one at a time
     // sys/src/descriptors/disposal.rs: what is left in the queue of a socket that is disposed of
-    // sys/src/descriptors/message.rs: a look at a message with its descriptors
+    // sys/src/descriptors/message.rs: a message with its descriptors, or a look at it
     // sys/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY, libc::SYS_recvmsg, &[]),

@@ -43,7 +43,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Stack size of a disposal thread in bytes. Its calls are not deep.
 const STACK_BYTES: usize = 256 << 10;
 /// Maximum number of descriptors in a message of a Unix socket (`SCM_MAX_FD`).
-const MESSAGE_FDS_MAX: usize = 253;
+pub(super) const MESSAGE_FDS_MAX: usize = 253;
 /// Maximum number of messages received from the queue of one socket.
 const MESSAGES_MAX: usize = 1024;
 

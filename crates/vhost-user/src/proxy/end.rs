@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ringfence_sys::descriptors::{Descriptors, MessageError, dispose_socket, receive_of_stream};
+use ringfence_sys::descriptors::{Descriptors, MessageError, dispose_socket, take_of_stream};
 use ringfence_wire::vhost_user::{FILES_MAX, HEADER_LEN, Header};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -176,8 +176,7 @@ impl End {
             // Descriptors come with the first byte.
             let files_max = if have == 0 { FILES_MAX } else { 0 };
             partial.bytes.resize(wanted, 0);
-            let received =
-                receive_of_stream(&self.socket, &mut partial.bytes[have..], files_max);
+            let received = take_of_stream(&self.socket, &mut partial.bytes[have..], files_max);
             let received = match received {
                 Ok(received) if received.bytes == 0 => return Ok(Incoming::Gone),
                 Ok(received) => received,

@@ -87,7 +87,9 @@ pub enum ProxyFault {
     #[error("SET_VRING_ADDR with a log, which was not offered")]
     Logged,
     /// Backend that cannot be completed by a proxy.
-    #[error("the backend has no protocol features (bit 30), which QEMU needs for iommu_platform=on")]
+    #[error(
+        "the backend has no protocol features (bit 30), which QEMU needs for iommu_platform=on"
+    )]
     TooOld,
     /// Bytes of a peer that was not asked.
     #[error("an answer to no request")]

@@ -196,7 +196,8 @@ impl Filter {
     ) -> Actions {
         let backend = self.protocol & self.backend_offer;
         // Backends differ in whether new protocol features apply to the message that brings them.
-        let acks = backend & protocol::REPLY_ACK != 0 && row.number != number::SET_PROTOCOL_FEATURES;
+        let acks =
+            backend & protocol::REPLY_ACK != 0 && row.number != number::SET_PROTOCOL_FEATURES;
         let mut bytes = vhost_user::request(row.number, wants_ack && acks, payload);
         self.expected = match row.answer {
             Answer::None if !wants_ack => None,

@@ -140,8 +140,7 @@ fn negotiate(filter: &mut Filter) {
         assert!(filter.take_answer(answer).is_ok());
     }
     let chosen = words(&[PASSED]);
-    let chosen =
-        message(number::SET_PROTOCOL_FEATURES, false, chosen, Descriptors::default());
+    let chosen = message(number::SET_PROTOCOL_FEATURES, false, chosen, Descriptors::default());
     assert!(filter.take_request(chosen).is_ok());
 }
 
@@ -207,7 +206,9 @@ fn request_payload(number: u32, choices: u32, count: usize, bend: u8) -> Vec<u8>
         number::SET_PROTOCOL_FEATURES => words(&[PASSED << (bend & 1)]),
         number::SET_FEATURES => words(&[PROTOCOL_FEATURES | u64::from(bend & 1) << 33]),
         number::SET_INFLIGHT_FD | number::GET_INFLIGHT_FD => vec![0; 20],
-        number::GET_CONFIG | 25 => [[0_u32, 4, 0].map(u32::to_ne_bytes).concat(), vec![0; 4]].concat(),
+        number::GET_CONFIG | 25 => {
+            [[0_u32, 4, 0].map(u32::to_ne_bytes).concat(), vec![0; 4]].concat()
+        }
         8 | 10..=14 | 18..=20 | 23 | 39 => words(&[low]),
         _ => vec![],
     };

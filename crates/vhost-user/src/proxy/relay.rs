@@ -236,8 +236,7 @@ impl Relay {
         let NewChannel { socket, is_relayed } = new;
         match self.own.take().filter(|_| is_relayed) {
             Some(own) => {
-                self.channel =
-                    Some(Channel { frontend: End::new(socket), backend: End::new(own) });
+                self.channel = Some(Channel { frontend: End::new(socket), backend: End::new(own) });
             }
             None => self.kept = Some(socket),
         }
