@@ -70,7 +70,7 @@ fn run(channel: &Channel) -> Result<(), ProxyError> {
     proxy.serve()
 }
 
-/// Hypervisor of now.
+/// Hypervisor that is served now.
 enum Serving {
     Nobody,
     /// The session connects to the backend.

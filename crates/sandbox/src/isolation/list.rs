@@ -340,6 +340,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/poll.rs: a thread sleeps until a file is ready
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
+    // vhost-user/src/proxy/relay.rs: readiness of the sockets of a relay
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY, libc::SYS_ppoll, &[]),

@@ -94,25 +94,31 @@ pub fn take_of_stream(
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut into = [IoSliceMut::new(buffer)];
     let got = rustix::net::recvmsg(&socket, &mut into, &mut control, flags)?;
-    let descriptors = received(&mut control, &socket);
-    if descriptors.is_over_allowance() {
-        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
-    }
-    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
-        return Err(MessageError::Descriptors { limit: fds_max });
-    }
+    let descriptors = checked(&mut control, &socket, got.flags, fds_max)?;
     Ok(ReceivedMessage { bytes: got.bytes, descriptors })
 }
 
-/// Returns the descriptors of a message that came over `socket`.
-fn received(control: &mut RecvAncillaryBuffer<'_>, socket: impl AsFd) -> Descriptors {
+/// Returns the descriptors of a message that came over `socket`, unless they are too many.
+fn checked(
+    control: &mut RecvAncillaryBuffer<'_>,
+    socket: impl AsFd,
+    flags: ReturnFlags,
+    fds_max: usize,
+) -> Result<Descriptors, MessageError> {
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
     }
-    Descriptors::received(fds, socket)
+    let descriptors = Descriptors::received(fds, socket);
+    if descriptors.is_over_allowance() {
+        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
+    }
+    if flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
+        return Err(MessageError::Descriptors { limit: fds_max });
+    }
+    Ok(descriptors)
 }
 
 /// Looks at the next message, and leaves it in the queue.
@@ -128,13 +134,7 @@ fn look(
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
     let mut into = [IoSliceMut::new(buffer)];
     let got = rustix::net::recvmsg(&socket, &mut into, &mut control, flags)?;
-    let descriptors = received(&mut control, &socket);
-    if descriptors.is_over_allowance() {
-        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
-    }
-    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
-        return Err(MessageError::Descriptors { limit: fds_max });
-    }
+    let descriptors = checked(&mut control, &socket, got.flags, fds_max)?;
     if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(MessageError::Bytes { limit });
     }

@@ -41,12 +41,12 @@ impl Outgoing {
         Outgoing { bytes, files, sent: 0 }
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes of the message.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Returns the files.
+    /// Returns the files of the message.
     pub fn files(&self) -> &Descriptors {
         &self.files
     }

@@ -90,7 +90,7 @@ impl Kit {
     }
 }
 
-/// Creates a message.
+/// Creates a message with its header.
 fn message(request: u32, needs_reply: bool, payload: Vec<u8>, files: Descriptors) -> ProxyMessage {
     let header = Header { request, needs_reply, len: payload.len() };
     ProxyMessage { header, payload, files }

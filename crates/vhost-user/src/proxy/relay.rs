@@ -1,5 +1,7 @@
 //! Relay of messages between a frontend and its backend, and between their channels.
 
+// #syscall proxy ppoll: readiness of the sockets of a relay
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::time::Instant;

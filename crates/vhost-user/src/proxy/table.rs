@@ -5,11 +5,11 @@ use ringfence_wire::vhost_user::protocol_feature as protocol;
 /// Way of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Decision {
-    /// It passes, without descriptors.
+    /// Passes without its descriptors.
     Pass,
     /// The filter has a rule for it.
     Rule,
-    /// It is refused, for this reason.
+    /// Refused for this reason.
     Refuse(&'static str),
 }
 

@@ -128,7 +128,7 @@ impl Bench {
     }
 
     /// Lets the relay work as long as there is work.
-    fn turn_at(&mut self, now: Instant) -> Result<Outcome, Broken> {
+    fn round_at(&mut self, now: Instant) -> Result<Outcome, Broken> {
         let mut events = Vec::new();
         for _ in 0..4 {
             let mut waits = self.relay.waits();
@@ -142,8 +142,8 @@ impl Bench {
         Ok(Outcome::Connected)
     }
 
-    fn turn(&mut self) -> Result<Outcome, Broken> {
-        self.turn_at(Instant::now())
+    fn round(&mut self) -> Result<Outcome, Broken> {
+        self.round_at(Instant::now())
     }
 
     /// Sends a request of the frontend, and lets the relay work.
@@ -155,7 +155,7 @@ impl Bench {
         files: &[BorrowedFd<'_>],
     ) -> Result<Outcome, Broken> {
         send_with(&self.front, &request(number, needs_reply, payload), files).unwrap();
-        self.turn()
+        self.round()
     }
 
     /// Sends a request that passes. Returns it as the backend receives it.
@@ -167,7 +167,7 @@ impl Bench {
     /// Answers as the backend.
     fn answer(&mut self, bytes: &[u8]) -> Result<Outcome, Broken> {
         (&self.back).write_all(bytes).unwrap();
-        self.turn()
+        self.round()
     }
 
     /// Asks for a number. The backend answers `answer`; returns what the frontend receives.
@@ -446,7 +446,7 @@ fn messages_that_wait_pass_each_with_its_own_descriptors() {
     send_with(&bench.front, &kick, &[machine.event.as_fd()]).unwrap();
     let poll = request(number::SET_VRING_CALL, false, &words(&[1 << 8]));
     send_with(&bench.front, &poll, &[]).unwrap();
-    bench.turn().unwrap();
+    bench.round().unwrap();
     for files in [0, 0, 1, 0] {
         let mut head = [0; HEADER_LEN];
         let found = take_of_stream(&bench.back, &mut head, FILES_MAX).unwrap();
@@ -478,7 +478,7 @@ fn log_of_the_backend_passes_both_ways_and_memory_in_its_place_is_refused() {
     bench.tell(number::GET_INFLIGHT_FD, &description, &[]);
     let answer = reply(number::GET_INFLIGHT_FD, &description);
     send_with(&bench.back, &answer, &[log.as_fd()]).unwrap();
-    bench.turn().unwrap();
+    bench.round().unwrap();
     let got = get(&bench.front, true).unwrap();
     assert!(got.payload == description && same(&got.files[0], &log));
     let told = bench.tell(number::SET_INFLIGHT_FD, &description, &[log.as_fd()]);
@@ -496,7 +496,7 @@ fn log_of_the_backend_passes_both_ways_and_memory_in_its_place_is_refused() {
     let mut bench = Bench::negotiated(named(), BACKEND);
     bench.tell(number::GET_INFLIGHT_FD, &description, &[]);
     send_with(&bench.back, &answer, &[bench.back.as_fd()]).unwrap();
-    let broken = bench.turn().unwrap_err();
+    let broken = bench.round().unwrap_err();
     assert_eq!(broken.party, Party::Backend);
 }
 
@@ -558,16 +558,16 @@ fn change_of_the_configuration_passes_on_the_channel_with_its_answer() {
     let (mut bench, front, back) = with_channel();
     for needs_reply in [false, true] {
         (&back).write_all(&request(2, needs_reply, &[])).unwrap();
-        bench.turn().unwrap();
+        bench.round().unwrap();
         let got = get(&front, false).unwrap();
         assert_eq!((got.number, got.needs_reply), (2, needs_reply));
     }
     (&front).write_all(&reply_word(2, 9)).unwrap();
-    bench.turn().unwrap();
+    bench.round().unwrap();
     assert_eq!(get(&back, true).unwrap().payload, words(&[9]));
     // The end of a channel is not that of the connection.
     drop(front);
-    assert_eq!(bench.turn().unwrap(), Outcome::Connected);
+    assert_eq!(bench.round().unwrap(), Outcome::Connected);
     assert_eq!((&back).read(&mut [0]).unwrap(), 0);
 }
 
@@ -587,7 +587,7 @@ fn other_requests_and_answers_on_the_channel_are_refused() {
             let (mut bench, front, back) = with_channel();
             let bytes = request(number, true, payload);
             send_with(&back, &bytes, &[machine.ram.as_fd()]).unwrap();
-            let broken = bench.turn().unwrap_err();
+            let broken = bench.round().unwrap_err();
             assert_eq!(broken.party, Party::Backend);
             assert!(broken.to_string().contains(name), "{broken}");
             assert!(Bench::is_silent(&front));
@@ -595,7 +595,7 @@ fn other_requests_and_answers_on_the_channel_are_refused() {
     }
     let (mut bench, front, _back) = with_channel();
     (&front).write_all(&reply_word(2, 0)).unwrap();
-    let broken = bench.turn().unwrap_err();
+    let broken = bench.round().unwrap_err();
     assert!(matches!(broken.fault, ProxyFault::Unsolicited), "{broken}");
 }
 
@@ -627,14 +627,14 @@ fn message_in_pieces_passes_and_half_of_one_ends_the_connection_in_time() {
     for piece in bytes.chunks(5) {
         assert!(Bench::is_silent(&bench.back));
         (&bench.front).write_all(piece).unwrap();
-        bench.turn().unwrap();
+        bench.round().unwrap();
     }
     assert_eq!(get(&bench.back, false).unwrap().payload, state(0, 64));
     assert_eq!(bench.relay.deadline(), None);
     (&bench.front).write_all(&bytes[..15]).unwrap();
-    bench.turn().unwrap();
+    bench.round().unwrap();
     assert!(bench.relay.deadline().is_some_and(|deadline| deadline > Instant::now()));
-    let broken = bench.turn_at(Instant::now() + HALF_MAX).unwrap_err();
+    let broken = bench.round_at(Instant::now() + HALF_MAX).unwrap_err();
     assert!(broken.to_string().contains("15 bytes of a message of 20"), "{broken}");
 }
 
@@ -645,18 +645,18 @@ fn message_too_long_or_with_late_or_too_many_descriptors_is_refused() {
     let mut bytes = request(number::SET_OWNER, false, &[]);
     bytes[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
     send_with(&bench.front, &bytes, &[]).unwrap();
-    assert!(matches!(bench.turn().unwrap_err().fault, ProxyFault::Message(_)));
+    assert!(matches!(bench.round().unwrap_err().fault, ProxyFault::Message(_)));
 
     let mut bench = Bench::new(named());
     let bytes = request(number::SET_VRING_NUM, false, &state(0, 64));
     send_with(&bench.front, &bytes[..12], &[]).unwrap();
     send_with(&bench.front, &bytes[12..], &[machine.ram.as_fd()]).unwrap();
-    assert!(matches!(bench.turn().unwrap_err().fault, ProxyFault::Receive(_)));
+    assert!(matches!(bench.round().unwrap_err().fault, ProxyFault::Receive(_)));
 
     let mut bench = Bench::new(named());
     let many = vec![machine.ram.as_fd(); FILES_MAX + 1];
     send_with(&bench.front, &request(number::SET_OWNER, false, &[]), &many).unwrap();
-    assert!(matches!(bench.turn().unwrap_err().fault, ProxyFault::Receive(_)));
+    assert!(matches!(bench.round().unwrap_err().fault, ProxyFault::Receive(_)));
 }
 
 #[test]
@@ -675,23 +675,23 @@ fn flood_waits_in_the_socket_of_the_sender_while_the_other_peer_does_not_read() 
             Err(_) => {}
         }
         assert!(sent < 1_000_000, "the proxy takes everything");
-        bench.turn().unwrap();
+        bench.round().unwrap();
     }
     // All of it arrives once the backend reads.
     for _ in 0..sent {
         if Bench::is_silent(&bench.back) {
-            bench.turn().unwrap();
+            bench.round().unwrap();
         }
         assert_eq!(get(&bench.back, false).unwrap().payload, state(0, 64));
     }
-    bench.turn().unwrap();
+    bench.round().unwrap();
     assert!(Bench::is_silent(&bench.back));
 }
 
 impl Bench {
     /// Returns `true` if the frontend can send more after the relay has worked.
     fn front_has_room(&mut self) -> bool {
-        self.turn().unwrap();
+        self.round().unwrap();
         let mut waits = [PollFd::new(&self.front, rustix::event::PollFlags::OUT)];
         wait_any(&mut waits, Some(Instant::now())).unwrap() > 0
     }
