@@ -85,10 +85,48 @@ if [ $transport = lent-pool ]; then
         done
         touch "$0/disk-was-killed"
     ' "$share"
-    until [ -e /dev/shm/disk.socket ]; do sleep 0.1; done
+    # A disk of qemu-storage-daemon behind `ringfence pool-proxy`. Both are started again whenever they end.
+    truncate -s 64M /dev/shm/foreign.img
+    beside sh -c '
+        while :; do
+            rm -f /dev/shm/foreign.backend
+            setpriv --pdeathsig KILL -- qemu-storage-daemon --blockdev driver=file,node-name=f,filename=/dev/shm/foreign.img \
+                --export type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=/dev/shm/foreign.backend,writable=on \
+                2>>"$0/foreign.log" &
+            echo $! >/dev/shm/foreign.pid
+            wait $! || true
+        done
+    ' "$share"
+    beside sh -c '
+        while :; do
+            setpriv --pdeathsig KILL -- "$0" pool-proxy --listen /dev/shm/foreign.socket --backend /dev/shm/foreign.backend \
+                --pool 64M 2>>"$1/proxy.log" &
+            echo $! >/dev/shm/proxy.pid
+            wait $! || true
+        done
+    ' "$ringfence" "$share"
+    # Kills what the machine names in a file, `foreign` or `proxy`, and removes the file.
+    beside sh -c '
+        while :; do
+            until [ -e "$0/kill" ]; do sleep 0.1; done
+            kill -KILL "$(cat "/dev/shm/$(cat "$0/kill").pid")"
+            rm "$0/kill"
+        done
+    ' "$share"
+    # Looks for the same secret in the memory of qemu-storage-daemon.
+    beside sh -c '
+        until [ -e "$0/scan" ]; do sleep 0.1; done
+        mkdir "$0/foreign"
+        cp "$0/secret" "$0/foreign"
+        touch "$0/foreign/scan"
+        exec python3 "$1" "$0/foreign" /dev/shm/foreign.pid
+    ' "$share" "$(dirname "$0")/canary.py"
+    until [ -e /dev/shm/disk.socket ] && [ -e /dev/shm/foreign.socket ] && [ -e /dev/shm/foreign.backend ]; do sleep 0.1; done
     # The firmware knows no pool, so it must not look for a system there.
     set -- "$@" -boot strict=on -chardev socket,id=disk,path=/dev/shm/disk.socket,reconnect=1 \
-        -device vhost-user-blk-pci,chardev=disk,num-queues=2,iommu_platform=on,disable-legacy=on,addr=0x12,vectors=0
+        -device vhost-user-blk-pci,chardev=disk,num-queues=2,iommu_platform=on,disable-legacy=on,addr=0x12,vectors=0 \
+        -chardev socket,id=foreign,path=/dev/shm/foreign.socket,reconnect=1 \
+        -device vhost-user-blk-pci,chardev=foreign,num-queues=1,iommu_platform=on,disable-legacy=on,addr=0x13,vectors=0
 elif [ $transport != vhost-user ]; then
     exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket -device $card
 fi

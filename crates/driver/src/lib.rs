@@ -8,18 +8,19 @@
 //! * [`ports`]: ports of devices. [`workers`]: worker threads, and the ports that ended on them. `host_leg`: the host's
 //!   port on a switch.
 //!
-//! The two driver domains have a folder each, and so has the disk of a virtual machine:
+//! The two driver domains have a folder each, and so have processes for virtual machines:
 //!
 //! * [`switch`]: the driver domain of `ringfence run`. Its devices are requested by launchers ([`switchboard`],
 //!   [`proof`]).
 //! * [`xen`]: `ringfence serve`. Its devices are created by a toolstack.
-//! * [`machine`]: `ringfence vhost-user blk`.
+//! * [`machine`]: `ringfence vhost-user blk`. [`pool_proxy`]: `ringfence pool-proxy`.
 
 mod control;
 mod devices;
 mod domain;
 mod host_leg;
 pub mod machine;
+pub mod pool_proxy;
 pub mod ports;
 pub mod proof;
 pub mod switch;

@@ -1,5 +1,5 @@
-//! Status of a session of `pasta`, `passt` or `vhost-user blk`: messages about the memory that a virtual machine shares,
-//! and `--status-socket`.
+//! Status of a session of `pasta`, `passt`, `vhost-user blk` or `pool-proxy`: messages about the memory that a virtual
+//! machine shares, and `--status-socket`.
 //!
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
 //! `ringfence status --socket` and `ringfence top --socket` are such clients ([`ask`]). Only the user that started the
@@ -38,7 +38,7 @@ const ANSWER_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     pub version: String,
-    /// `pasta`, `passt` or `vhost-user blk`.
+    /// `pasta`, `passt`, `vhost-user blk` or `pool-proxy`.
     pub program: String,
     /// Name of the guest, as in records of egress. Empty if it has none.
     pub guest: String,
@@ -70,7 +70,10 @@ impl fmt::Display for SessionStatus {
         }
         writeln!(f, ", process {pid}, up {uptime_seconds} s")?;
         match &self.machine.memory {
-            Some(memory) => writeln!(f, "{link}: {memory}")?,
+            Some(memory) => match self.machine.withheld() {
+                Some(withheld) => writeln!(f, "{link}: {memory}, {withheld}")?,
+                None => writeln!(f, "{link}: {memory}")?,
+            },
             None if program != crate::program::PASTA => {
                 writeln!(f, "{link}: no memory of a machine")?;
             }
@@ -159,7 +162,7 @@ impl StatusServer {
     /// Counts a client that ended the process. The next process counts from 0 again.
     pub fn restart(&mut self) {
         self.earlier = self.machine.clients_refused + 1;
-        self.machine = MachineState { memory: None, clients_refused: self.earlier };
+        self.machine = MachineState { clients_refused: self.earlier, ..MachineState::default() };
     }
 
     /// Returns the descriptors to wait for.
@@ -248,7 +251,7 @@ mod tests {
 
     fn state(memory: Option<(u64, bool)>, clients_refused: u64) -> MachineState {
         let memory = memory.map(|(bytes, is_pool)| MachineMemory { bytes, is_pool });
-        MachineState { memory, clients_refused }
+        MachineState { memory, clients_refused, ..MachineState::default() }
     }
 
     fn names() -> SessionNames {
@@ -277,6 +280,11 @@ mod tests {
         assert!(all.contains("vhost-user: sees all of the machine's memory (4 GiB)\n"), "{all}");
         assert!(all.ends_with("vhost-user: 3 clients were disconnected: see the log\n"), "{all}");
         assert!(text(None, 0).contains("vhost-user: no memory of a machine\n"));
+        let mut server = StatusServer::new(None, names()).unwrap();
+        server.machine =
+            MachineState { withheld_bytes: 4 << 30, ..state(Some((64 << 20, true)), 0) };
+        let withheld = server.status().to_string();
+        assert!(withheld.contains("vhost-user: lent 64 MiB, 4 GiB withheld\n"), "{withheld}");
     }
 
     /// Asks a server at its socket, while `serve` runs its part of the session's loop.

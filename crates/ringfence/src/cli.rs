@@ -41,7 +41,7 @@ use crate::launch::{
 };
 use crate::status::StatusArgs;
 use crate::top::TopArgs;
-use crate::vhost_user::VhostUserArgs;
+use crate::vhost_user::{PoolProxyArgs, VhostUserArgs};
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
@@ -103,6 +103,7 @@ pub enum Command {
     Pesto(PestoArgs),
     Slirp4netns(Box<SlirpArgs>),
     VhostUser(VhostUserArgs),
+    PoolProxy(PoolProxyArgs),
     Hub(HubArgs),
     /// Check, explain, print and replace egress policies
     Policy {

@@ -21,7 +21,7 @@ use ringfence_block::vhost_user::testing::{FrontDisk, shape};
 use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::isolation::syscalls::{Confined, enforce, trap_denied_calls};
 use ringfence_testkit::denied;
-use ringfence_vhost_user::testing::Frontend;
+use ringfence_vhost_user::testing::{Frontend, memfd};
 use rustix::pipe::PipeFlags;
 
 use support::disks::{URI, image_file, listens};
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             trap_denied_calls();
             ringfence::main_with(Cli::parse()).into()
         }
-        ["run" | "hub" | "status" | "demo" | "vhost-user", ..] => {
+        ["run" | "hub" | "status" | "demo" | "vhost-user" | "pool-proxy", ..] => {
             ringfence::main_with(Cli::parse()).into()
         }
         ["deny", call] => deny(call),
@@ -67,6 +67,10 @@ fn main() -> ExitCode {
             (
                 "disk_of_machine_is_served_without_denied_call",
                 disk_of_machine_is_served_without_denied_call,
+            ),
+            (
+                "disk_behind_a_proxy_is_served_without_denied_call",
+                disk_behind_a_proxy_is_served_without_denied_call,
             ),
             ("switch_traffic_makes_no_denied_call", switch_traffic_makes_no_denied_call),
             ("outgoing_traffic_makes_no_denied_call", outgoing_traffic_makes_no_denied_call),
@@ -143,6 +147,35 @@ fn disk_of_machine_is_served_without_denied_call() {
     let disk = FrontDisk::new(front).unwrap();
     Workload::new(1).exercise(&disk, 200);
     succeeded(running.end());
+}
+
+fn disk_behind_a_proxy_is_served_without_denied_call() {
+    require!(Need::Guests);
+    let lab = Lab::of(program());
+    let file = image_file(&lab, 4).display().to_string();
+    let blk = ["vhost-user", "blk", "--socket", "backend", "--disk", &file];
+    let backend = lab.spawn(&[&[lab.program()][..], &blk].concat());
+    backend.wait_for_error(" serves ");
+    let words = ["pool-proxy", "--listen", "s", "--backend", "backend", "-v"];
+    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
+    running.wait_for_error(" leads to ");
+    // One that breaks a rule, one that reaches the other's place, and one that is served.
+    let mut refused = Frontend::new(shape(1)).unwrap();
+    refused.connect(&lab.file("s")).unwrap();
+    refused.ask(99, &[]).unwrap_err();
+    running.wait_for_error("request 99 is refused");
+    let mut front = Frontend::new(shape(2)).unwrap();
+    front.other_files.push(memfd(8192).unwrap());
+    front.connect(&lab.file("s")).unwrap();
+    let disk = FrontDisk::new(front).unwrap();
+    let mut second = Frontend::new(shape(1)).unwrap();
+    second.connect(&lab.file("s")).unwrap();
+    second.ask(1, &[]).unwrap_err();
+    Workload::new(1).exercise(&disk, 50);
+    drop(disk);
+    running.wait_for_error("has closed its connection");
+    succeeded(running.end());
+    succeeded(backend.end());
 }
 
 fn disk_in_file_is_served_without_denied_call() {

@@ -48,16 +48,19 @@ pub enum DomainKind {
     Uplink,
     /// Disk of a virtual machine.
     Disk,
+    /// Proxy between a virtual machine and a foreign backend.
+    Proxy,
 }
 
 impl DomainKind {
     /// All kinds.
-    pub const ALL: [DomainKind; 5] = [
+    pub const ALL: [DomainKind; 6] = [
         DomainKind::Driver,
         DomainKind::Frontend,
         DomainKind::Guest,
         DomainKind::Uplink,
         DomainKind::Disk,
+        DomainKind::Proxy,
     ];
 
     /// Returns the role's name in messages.
@@ -68,6 +71,7 @@ impl DomainKind {
             DomainKind::Guest => "guest",
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
+            DomainKind::Proxy => "proxy",
         }
     }
 
@@ -84,6 +88,7 @@ impl DomainKind {
             DomainKind::Guest => "guest-init",
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
+            DomainKind::Proxy => "proxy",
         }
     }
 

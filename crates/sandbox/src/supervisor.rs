@@ -239,11 +239,14 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
         DomainKind::Guest => c"rf-keep-guest",
         DomainKind::Uplink => c"rf-keep-uplink",
         DomainKind::Disk => c"rf-keep-disk",
+        DomainKind::Proxy => c"rf-keep-proxy",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     match kind {
         DomainKind::Guest => {}
-        DomainKind::Uplink | DomainKind::Disk => leave_terminal().map_err(&fail)?,
+        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy => {
+            leave_terminal().map_err(&fail)?;
+        }
         DomainKind::Driver | DomainKind::Frontend => {
             rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
         }

@@ -10,6 +10,8 @@
 //! messages ([`messages::receive`]) and lets the [`device::Device`] carry them out. It takes the chains of vrings that
 //! run, and looks every address up in the one table of memory ([`memory::GuestMemory`]).
 //!
+//! Other backends can stand behind a [`proxy`], which keeps all memory but a pool from them.
+//!
 //! # Guarantees
 //!
 //! * A device reaches the memory that the hypervisor hands over, and no other. Every address and length is checked, and
@@ -25,6 +27,7 @@ mod fault;
 pub mod memory;
 pub mod messages;
 mod pool;
+pub mod proxy;
 mod report;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]

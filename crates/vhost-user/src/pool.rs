@@ -50,7 +50,7 @@ pub enum PoolFault {
 }
 
 /// Advice on the options of QEMU.
-const LENDING: &str = "lend the device a pool: no `-machine memory-backend=`, but \
+pub(crate) const LENDING: &str = "lend the device a pool: no `-machine memory-backend=`, but \
      `-object memory-backend-memfd,id=pool,size=64M,share=on -device ivshmem-plain,memdev=pool`, \
      `iommu_platform=on` at the device, and the module ringfence-lent-pool in the machine (docs/vhost-user.md)";
 
@@ -115,7 +115,7 @@ fn has_mark(memory: &LentSlice) -> bool {
 }
 
 /// Formats a number of bytes in the largest unit that divides it.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     let mut count = bytes;

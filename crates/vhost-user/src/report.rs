@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::pool::HandedOver;
+use super::pool::{HandedOver, size};
 
 /// State of a device's clients, for a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +59,18 @@ impl ClientReporter {
 pub struct MachineState {
     /// Memory that the client of now has handed over. `None` without a client, and until it does.
     pub memory: Option<MachineMemory>,
+    /// Bytes of memory that the client of now has handed over to a proxy, and that the backend does not get.
+    #[serde(default)]
+    pub withheld_bytes: u64,
     /// Number of clients that were disconnected because they broke a rule.
     pub clients_refused: u64,
+}
+
+impl MachineState {
+    /// Returns a text about the memory that the backend does not get, if there is any.
+    pub fn withheld(&self) -> Option<String> {
+        (self.withheld_bytes > 0).then(|| format!("{} withheld", size(self.withheld_bytes)))
+    }
 }
 
 /// Memory of a virtual machine that a device's process can reach.
@@ -78,10 +88,15 @@ impl fmt::Display for MachineMemory {
     }
 }
 
+impl From<HandedOver> for MachineMemory {
+    fn from(HandedOver { bytes, is_pool }: HandedOver) -> MachineMemory {
+        MachineMemory { bytes, is_pool }
+    }
+}
+
 impl From<ClientReport> for MachineState {
     fn from(report: ClientReport) -> MachineState {
-        let memory =
-            report.memory.map(|HandedOver { bytes, is_pool }| MachineMemory { bytes, is_pool });
-        MachineState { memory, clients_refused: report.refused }
+        let memory = report.memory.map(Into::into);
+        MachineState { memory, clients_refused: report.refused, ..MachineState::default() }
     }
 }

@@ -18,7 +18,8 @@ use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
 use ringfence_sys::descriptors::receive_of_stream;
 use ringfence_sys::poll::wait_readable;
 use ringfence_wire::vhost_user::{
-    FILES_MAX, HEADER_LEN, POOL_MARK, PROTOCOL_FEATURES, number, protocol_feature, request,
+    FILES_MAX, HEADER_LEN, MemoryRegion, POOL_MARK, PROTOCOL_FEATURES, memory_table, number,
+    protocol_feature, request,
 };
 use ringfence_wire::virtio::{SplitLayout, feature};
 use rustix::event::{EventfdFlags, eventfd};
@@ -60,6 +61,8 @@ pub struct Frontend {
     socket: Option<UnixStream>,
     pub file: OwnedFd,
     pub memory: LentSlice,
+    /// Other memory of the machine, which the hypervisor hands over with the first one.
+    pub other_files: Vec<OwnedFd>,
     pub vrings: Vec<FrontVring>,
     /// Description and file of the in-flight log.
     pub log: Option<(Vec<u8>, OwnedFd)>,
@@ -98,6 +101,21 @@ pub fn log_file(bytes: u64) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// Sends bytes with at most 16 files.
+///
+/// # Errors
+///
+/// Returns the system's error.
+pub fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(files));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
 impl Frontend {
     /// Creates the memory and its vrings.
     ///
@@ -131,7 +149,8 @@ impl Frontend {
             let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
             vrings.push(FrontVring { driver, kick: event()?, call: event()? });
         }
-        Ok(Frontend { shape, socket: None, file, memory, vrings, log: None })
+        let other_files = Vec::new();
+        Ok(Frontend { shape, socket: None, file, memory, other_files, vrings, log: None })
     }
 
     /// Returns the offset of the first buffer in the memory.
@@ -198,14 +217,7 @@ impl Frontend {
     ///
     /// Returns the system's error.
     pub fn send_bytes(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(files));
-        }
-        let flags = SendFlags::NOSIGNAL;
-        rustix::net::sendmsg(self.socket()?, &[IoSlice::new(bytes)], &mut control, flags)?;
-        Ok(())
+        send_with(self.socket()?, bytes, files)
     }
 
     /// Sends a request without an answer.
@@ -279,14 +291,22 @@ impl Frontend {
         self.send(number::SET_OWNER, &[], &[])
     }
 
-    /// Sends the memory table: one region.
+    /// Sends the memory table: the memory of the vrings, and other memory.
     ///
     /// # Errors
     ///
     /// As [`Frontend::order`].
     pub fn send_memory(&self) -> io::Result<()> {
-        let table = words(&[1, self.base(), self.memory.len() as u64, self.base(), 0]);
-        self.order(number::SET_MEM_TABLE, &table, &[self.file.as_fd()])
+        let region = |start, len| MemoryRegion { guest: start, len, user: start, offset: 0 };
+        let mut regions = Vec::new();
+        let mut files = Vec::new();
+        for (file, number) in self.other_files.iter().zip(1_u64..) {
+            regions.push(region(number << 46, rustix::fs::fstat(file)?.st_size.cast_unsigned()));
+            files.push(file.as_fd());
+        }
+        regions.push(region(self.base(), self.memory.len() as u64));
+        files.push(self.file.as_fd());
+        self.order(number::SET_MEM_TABLE, &memory_table(&regions), &files)
     }
 
     /// Asks for an in-flight log unless there is one, and passes it.

@@ -46,22 +46,58 @@ const NO_FILE: u64 = 1 << 8;
 /// Feature bit: protocol features are negotiated (`VHOST_USER_F_PROTOCOL_FEATURES`).
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// Feature bit: the backend marks the pages that it writes in a log (`VHOST_F_LOG_ALL`).
+pub const LOG_ALL: u64 = 1 << 26;
+
 /// Protocol features, as masks.
 pub mod protocol_feature {
-    /// The backend answers requests that ask for it.
-    pub const REPLY_ACK: u64 = 1 << 3;
     /// The device has more than one queue, or more than one pair of them (`MQ`).
     pub const MULTIQUEUE: u64 = 1 << 0;
+    /// The backend sends a packet that announces a machine after its migration (`SEND_RARP`).
+    pub const RARP: u64 = 1 << 2;
+    /// The backend answers requests that ask for it.
+    pub const REPLY_ACK: u64 = 1 << 3;
+    /// The backend learns the MTU of a network card (`NET_SET_MTU`).
+    pub const MTU: u64 = 1 << 4;
     /// The frontend passes a socket for requests of the backend (`SET_BACKEND_REQ_FD`).
     pub const BACKEND_REQ: u64 = 1 << 5;
+    /// The backend learns the byte order of vrings (`SET_VRING_ENDIAN`).
+    pub const CROSS_ENDIAN: u64 = 1 << 6;
     /// The frontend reads the configuration space from the backend.
     pub const CONFIG: u64 = 1 << 9;
     /// The frontend keeps a log of the requests in flight, for the next backend (`INFLIGHT_SHMFD`).
     pub const INFLIGHT: u64 = 1 << 12;
+    /// The device can be reset (`RESET_DEVICE`).
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    /// Regions are added and removed one by one (`ADD_MEM_REG`, `REM_MEM_REG`).
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    /// The backend learns the status of the device (`SET_STATUS`, `GET_STATUS`).
+    pub const STATUS: u64 = 1 << 16;
 }
 
 /// First bytes of a pool: memory whose only purpose is to be lent to a device. The driver's side writes them.
 pub const POOL_MARK: [u8; 16] = *b"ringfence-pool 1";
+/// Maximum length of a pool's name in bytes.
+pub const POOL_NAME_MAX: usize = 31;
+/// Number of bytes of a pool that [`pool_name`] looks at: the mark, a space, a name and the end of the name.
+pub const POOL_HEAD_LEN: usize = POOL_MARK.len() + POOL_NAME_MAX + 2;
+
+/// Returns the name of a pool that begins with `head`: the text behind [`POOL_MARK`] and a space, up to a byte 0 or a line
+/// feed. A pool without a valid name has an empty one. Returns `None` without a mark.
+pub fn pool_name(head: &[u8]) -> Option<&str> {
+    let rest = head.strip_prefix(&POOL_MARK)?;
+    let name = rest.strip_prefix(b" ").unwrap_or_default();
+    let end = name.iter().position(|byte| [0, b'\n'].contains(byte));
+    let name = end.and_then(|end| std::str::from_utf8(&name[..end]).ok());
+    Some(name.filter(|name| is_pool_name(name)).unwrap_or_default())
+}
+
+/// Returns `true` for a name that a pool can have: a letter, then letters, digits, `.`, `_` and `-`.
+pub fn is_pool_name(name: &str) -> bool {
+    name.len() <= POOL_NAME_MAX
+        && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
 
 /// Header before each vhost-user message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,6 +217,9 @@ pub enum MessageError {
     /// Answer where a request belongs.
     #[error("an answer to request {request}, which was not sent")]
     Answer { request: u32 },
+    /// Request where an answer belongs.
+    #[error("request {request} in place of an answer")]
+    NoAnswer { request: u32 },
     /// Payload longer than [`PAYLOAD_MAX`].
     #[error("request {request} has {len} bytes, the limit is {PAYLOAD_MAX}")]
     TooLong { request: u32, len: u32 },
@@ -207,18 +246,36 @@ impl Header {
     ///
     /// Returns the [`MessageError`] of the first broken rule. The start of the next message is unknown then.
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, MessageError> {
+        match Header::parse_any(bytes)? {
+            (header, false) => Ok(header),
+            (Header { request, .. }, true) => Err(MessageError::Answer { request }),
+        }
+    }
+
+    /// Decodes the header of an answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Header::parse`].
+    pub fn parse_answer(bytes: &[u8; HEADER_LEN]) -> Result<Header, MessageError> {
+        match Header::parse_any(bytes)? {
+            (header, true) => Ok(header),
+            (Header { request, .. }, false) => Err(MessageError::NoAnswer { request }),
+        }
+    }
+
+    /// Decodes a header. Returns `true` with that of an answer.
+    fn parse_any(bytes: &[u8; HEADER_LEN]) -> Result<(Header, bool), MessageError> {
         let word = |at: usize| u32_at(bytes, at);
         let (request, flags, len) = (word(0), word(4), word(8));
         let version = flags & VERSION_MASK;
         if version != VERSION {
             return Err(MessageError::Version { version });
         }
-        if flags & REPLY != 0 {
-            return Err(MessageError::Answer { request });
-        }
         match usize::try_from(len) {
             Ok(bounded) if bounded <= PAYLOAD_MAX => {
-                Ok(Header { request, needs_reply: flags & NEED_REPLY != 0, len: bounded })
+                let needs_reply = flags & NEED_REPLY != 0;
+                Ok((Header { request, needs_reply, len: bounded }, flags & REPLY != 0))
             }
             _ => Err(MessageError::TooLong { request, len }),
         }
@@ -362,14 +419,39 @@ impl Body<'_> {
         let Some(table) = self.payload.get(8..needed) else {
             return Err(MessageError::TooShort { request, len, needed });
         };
-        let region = |bytes: &[u8]| MemoryRegion {
-            guest: u64_at(bytes, 0),
-            len: u64_at(bytes, 8),
-            user: u64_at(bytes, 16),
-            offset: u64_at(bytes, 24),
-        };
-        Ok(table.chunks_exact(REGION_LEN).map(region).collect())
+        Ok(table.chunks_exact(REGION_LEN).map(region_at).collect())
     }
+}
+
+/// Decodes a region from [`REGION_LEN`] bytes.
+fn region_at(bytes: &[u8]) -> MemoryRegion {
+    MemoryRegion {
+        guest: u64_at(bytes, 0),
+        len: u64_at(bytes, 8),
+        user: u64_at(bytes, 16),
+        offset: u64_at(bytes, 24),
+    }
+}
+
+/// Decodes the payload of a request that adds or removes one region.
+///
+/// # Errors
+///
+/// Returns [`MessageError::TooShort`] for a payload without a whole region.
+pub fn parse_region(request: u32, payload: &[u8]) -> Result<MemoryRegion, MessageError> {
+    let body = Body { request, payload };
+    body.bytes::<{ 8 + REGION_LEN }>().map(|bytes| region_at(&bytes[8..]))
+}
+
+/// Encodes the payload of a memory table with at most [`REGIONS_MAX`] regions.
+pub fn memory_table(regions: &[MemoryRegion]) -> Vec<u8> {
+    let region = |region: &MemoryRegion| {
+        let &MemoryRegion { guest, len, user, offset } = region;
+        [guest, len, user, offset].map(u64::to_ne_bytes)
+    };
+    let head = [bounded(regions.len(), u32::MAX), 0_u32].map(u32::to_ne_bytes);
+    let regions = regions.iter().flat_map(region).flatten();
+    head.into_iter().flatten().chain(regions).collect()
 }
 
 /// Encoded answer to a request.
@@ -404,15 +486,14 @@ pub fn reply_inflight(request: u32, area: InflightArea) -> Reply {
 }
 
 /// Encodes an answer. A payload of more than [`PAYLOAD_MAX`] bytes is cut.
-fn reply(request: u32, payload: &[u8]) -> Reply {
+pub fn reply(request: u32, payload: &[u8]) -> Reply {
     let payload = &payload[..payload.len().min(PAYLOAD_MAX)];
     let len = bounded(payload.len(), u32::MAX);
     let head = [request, VERSION | REPLY, len].map(u32::to_ne_bytes);
     head.as_flattened().iter().chain(payload).copied().collect()
 }
 
-/// Encodes a request, for tests of a backend.
-#[cfg(any(test, feature = "test-utils"))]
+/// Encodes a request, for a proxy and for tests of a backend.
 pub fn request(request: u32, needs_reply: bool, payload: &[u8]) -> Vec<u8> {
     let flags = if needs_reply { VERSION | NEED_REPLY } else { VERSION };
     let len = bounded(payload.len(), u32::MAX);
@@ -527,6 +608,41 @@ mod tests {
             let answer = reply_inflight(number::GET_INFLIGHT_FD, area);
             assert_eq!(answer[HEADER_LEN..], payload);
         }
+    }
+
+    #[test]
+    fn answer_and_request_are_told_apart() {
+        let answer = reply(3, &[1, 2]);
+        let parse = |bytes: &[u8]| Header::parse_answer(bytes.first_chunk().unwrap());
+        assert_eq!(parse(&answer), Ok(Header { request: 3, needs_reply: false, len: 2 }));
+        assert_eq!(parse(&request(3, true, &[])), Err(MessageError::NoAnswer { request: 3 }));
+    }
+
+    #[test]
+    fn regions_survive_a_round_trip() {
+        let one = MemoryRegion { guest: 1, len: 2, user: 3, offset: 4 };
+        let table = memory_table(&[one, one]);
+        let parsed = Request::parse(number::SET_MEM_TABLE, &table);
+        assert_eq!(parsed, Ok(Request::SetMemoryTable([one, one].into_iter().collect())));
+        let alone = memory_table(&[one]);
+        assert_eq!(parse_region(37, &alone), Ok(one));
+        let short = MessageError::TooShort { request: 37, len: 39, needed: 40 };
+        assert_eq!(parse_region(37, &alone[..39]), Err(short));
+    }
+
+    #[test]
+    fn name_of_a_pool_is_the_text_behind_its_mark() {
+        let name = |text: &str| pool_name(format!("{text}\0\0").as_bytes()).map(str::to_owned);
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(name("ringfence-pool 1 disk-1.a"), named("disk-1.a"));
+        assert_eq!(name("ringfence-pool 1 disk\n"), named("disk"));
+        let longest = "x".repeat(POOL_NAME_MAX);
+        assert_eq!(name(&format!("ringfence-pool 1 {longest}")), named(&longest));
+        for unnamed in ["", " ", " 1", " a b", "x", " a/b"] {
+            assert_eq!(name(&format!("ringfence-pool 1{unnamed}")), named(""), "{unnamed:?}");
+        }
+        assert_eq!(name(&format!("ringfence-pool 1 {longest}x")), named(""));
+        assert_eq!((name("ringfence-pool 2 disk"), name("")), (None, None));
     }
 
     #[test]

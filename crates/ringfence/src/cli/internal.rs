@@ -25,6 +25,8 @@ pub enum Internal {
     Uplink,
     /// Disk of a virtual machine
     Disk,
+    /// Proxy between a virtual machine and a foreign backend
+    Proxy,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta

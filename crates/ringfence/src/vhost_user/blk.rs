@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -17,7 +17,6 @@ use ringfence_driver::machine::{DiskConfig, FromDisk, LOG_FILES, ToDisk};
 use ringfence_hostnet::log;
 use ringfence_hostnet::text::{last_line, printable};
 use ringfence_nbd::client::NbdConnector;
-use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_pasta::session_status::{SessionNames, StatusServer};
 use ringfence_pasta::values::PoolArg;
 use ringfence_sandbox::channel::ChannelError;
@@ -32,12 +31,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Signal;
 
+use super::{listen, say};
 use crate::disk::{DiskSpec, dial};
 
 /// Time limit for the start of the disk's process. A file stays locked until the last I/O of an earlier one has ended.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum wait for a socket at which another process listens.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Minimum time between two starts of the disk's process.
 const START_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -249,19 +247,6 @@ impl BlkSession<'_> {
     }
 }
 
-/// Creates the socket. The process of a disk whose session was killed holds it for a moment.
-fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    let until = Instant::now() + LISTEN_TIMEOUT;
-    loop {
-        match listen_at(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            listening => return listening,
-        }
-    }
-}
-
 /// Creates a file for an in-flight log. A hypervisor that has it cannot shrink it.
 fn log_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -270,8 +255,4 @@ fn log_file() -> io::Result<OwnedFd> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file)
-}
-
-fn say(text: impl std::fmt::Display) {
-    eprintln!("ringfence: {text}");
 }

@@ -1,17 +1,31 @@
-//! `ringfence vhost-user`: devices of virtual machines, each served by a process of its own in a sandbox.
+//! `ringfence vhost-user`: devices of virtual machines, each served by a process of its own in a sandbox. `ringfence
+//! pool-proxy`: a proxy before a device of another program, likewise.
 //!
 //! ```text
 //! user ── starts ──> session ── spawns ──> disk process <── socket ──> hypervisor
 //!                    opens disk and socket   (ringfence_driver::machine)
+//! user ── starts ──> session ── spawns ──> proxy process <── socket ──> hypervisor
+//!                    opens sockets           (ringfence_driver::pool_proxy)  └──> backend
 //! ```
 
 mod blk;
+mod proxy;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use ringfence_hostnet::causes::causes;
+use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_sandbox::STATUS_FAILED;
 
 pub use blk::BlkArgs;
+pub use proxy::PoolProxyArgs;
+
+/// Maximum wait for a socket at which another process listens.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serve a device to virtual machines over vhost-user
 ///
@@ -39,4 +53,29 @@ pub fn main(args: &VhostUserArgs) -> u8 {
         eprintln!("ringfence: vhost-user: {}", causes(&error));
         STATUS_FAILED
     })
+}
+
+/// Stands between hypervisors and a backend until a signal ends it. Returns the exit status.
+pub fn pool_proxy(args: &PoolProxyArgs) -> u8 {
+    proxy::serve(args).unwrap_or_else(|error| {
+        eprintln!("ringfence: pool-proxy: {}", causes(&error));
+        STATUS_FAILED
+    })
+}
+
+/// Creates the socket. The process of a session that was killed holds it for a moment.
+fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    let until = Instant::now() + LISTEN_TIMEOUT;
+    loop {
+        match listen_at(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            listening => return listening,
+        }
+    }
+}
+
+fn say(text: impl std::fmt::Display) {
+    eprintln!("ringfence: {text}");
 }

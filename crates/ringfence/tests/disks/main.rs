@@ -6,6 +6,7 @@ mod errors;
 mod images;
 mod killed;
 mod machines;
+mod pool_proxy;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Seccomp list: the system calls that a frontend, an uplink, a driver domain, a disk or a daemon may make.
+//! Seccomp list: the system calls that a frontend, an uplink, a driver domain, a disk, a proxy or a daemon may make.
 //!
 //! `cargo xtask syscalls` generates the list (`list.rs`) from `#syscall` lines. These stand beside
 //! the code that makes the calls, in all crates. Each line names the processes that need a call,
@@ -31,7 +31,7 @@
 // #syscall all set_robust_list,rseq: start of a thread
 // #syscall all prctl 0=PR_SET_NAME: start of a thread: its name, for who looks at it in `ps`
 // #syscall all prctl 0=0x41555856: PR_GET_AUXV: rustix asks where the vDSO is
-// #syscall driver,frontend,uplink,disk !openat: how many processors there are: a control group may say; else all
+// #syscall driver,frontend,uplink,disk,proxy !openat: how many processors there are: a control group may say; else all
 // #syscall all sigaltstack: start and end of a thread: stack overflow is reported
 // #syscall all sched_getaffinity: start of a thread: the C library looks at its stack; how many threads pay
 // #syscall all futex: locks, joining threads
@@ -87,6 +87,8 @@ pub(super) const UPLINK: u8 = 1 << 2;
 pub(super) const DAEMON: u8 = 1 << 3;
 /// Disk of a virtual machine, whose hypervisor connects to a socket.
 pub(super) const DISK: u8 = 1 << 4;
+/// Proxy between a virtual machine and a foreign backend.
+pub(super) const PROXY: u8 = 1 << 5;
 
 /// Process to which the list is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,7 @@ impl Confined {
             Confined::Domain(DomainKind::Frontend) => FRONTEND,
             Confined::Domain(DomainKind::Uplink) => UPLINK,
             Confined::Domain(DomainKind::Disk) => DISK,
+            Confined::Domain(DomainKind::Proxy) => PROXY,
             Confined::Domain(DomainKind::Guest) => 0,
             Confined::Daemon => DAEMON,
         }
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn no_call_is_both_unconditional_and_conditional() {
-        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON, DISK] {
+        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON, DISK, PROXY] {
             let rows = || LIST.iter().filter(|row| row.who & bit != 0);
             for row in rows() {
                 let of_call = || rows().filter(|other| other.number == row.number);
@@ -265,10 +268,8 @@ mod tests {
     #[test]
     fn list_translates_for_every_process() {
         let domain = Confined::Domain;
-        let domains =
-            [DomainKind::Driver, DomainKind::Frontend, DomainKind::Uplink, DomainKind::Disk];
-        let domains = domains.map(domain);
-        for whom in domains.into_iter().chain([Confined::Daemon]) {
+        let domains = DomainKind::ALL.into_iter().filter(|kind| kind.is_sandboxed()).map(domain);
+        for whom in domains.chain([Confined::Daemon]) {
             let rules = rules(LIST, whom).unwrap();
             let flushes = matches!(
                 whom,

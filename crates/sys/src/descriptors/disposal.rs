@@ -43,7 +43,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Stack size of a disposal thread in bytes. Its calls are not deep.
 const STACK_BYTES: usize = 256 << 10;
 /// Maximum number of descriptors in a message of a Unix socket (`SCM_MAX_FD`).
-const MESSAGE_FDS_MAX: usize = 253;
+pub(super) const MESSAGE_FDS_MAX: usize = 253;
 /// Maximum number of messages received from the queue of one socket.
 const MESSAGES_MAX: usize = 1024;
 
@@ -122,6 +122,14 @@ impl Descriptors {
     /// Returns a reference to each descriptor.
     pub fn each(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.fds.iter().map(AsFd::as_fd)
+    }
+
+    /// Keeps the descriptors whose numbers, from 0, `is_kept` accepts. The others are disposed of.
+    pub fn retain(&mut self, is_kept: impl Fn(usize) -> bool) {
+        let all = std::mem::take(&mut self.fds).into_iter().enumerate();
+        let (kept, others) = all.partition::<Vec<_>, _>(|(number, _)| is_kept(*number));
+        self.fds.extend(kept.into_iter().map(|(_, fd)| fd));
+        others.into_iter().for_each(|(_, fd)| add(self.peer, Item::File(fd)));
     }
 
     /// Moves all descriptors out.

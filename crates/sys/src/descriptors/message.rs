@@ -1,6 +1,6 @@
 //! Messages with descriptors, over a socket that keeps message boundaries, and bytes of a stream with descriptors.
 
-// #syscall all recvmsg: a look at a message with its descriptors
+// #syscall all recvmsg: a message with its descriptors, or a look at it
 // #syscall all recvfrom: taking a message that was looked at out of the queue
 
 use std::io::IoSliceMut;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use super::Descriptors;
-use super::disposal::PEER_PENDING_MAX;
+use super::disposal::{MESSAGE_FDS_MAX, PEER_PENDING_MAX};
 
 /// Maximum number of descriptors that a protocol of Ringfence sends with a message.
 const FDS_MAX: usize = 64;
@@ -77,6 +77,50 @@ pub fn receive_of_stream(
     take(&socket, &mut buffer[..bytes], looked)
 }
 
+/// Receives bytes as [`receive_of_stream`] does, with the descriptors that came with these bytes and with no others. A look
+/// goes on to descriptors of later bytes if these have none. Here every descriptor is taken, also those that are too many,
+/// and disposed of then.
+///
+/// # Errors
+///
+/// As [`receive_of_stream`]. The bytes are no longer in the queue.
+pub fn take_of_stream(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds_max: usize,
+) -> Result<ReceivedMessage, MessageError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut into = [IoSliceMut::new(buffer)];
+    let got = rustix::net::recvmsg(&socket, &mut into, &mut control, flags)?;
+    let descriptors = checked(&mut control, &socket, got.flags, fds_max)?;
+    Ok(ReceivedMessage { bytes: got.bytes, descriptors })
+}
+
+/// Returns the descriptors of a message that came over `socket`, unless they are too many.
+fn checked(
+    control: &mut RecvAncillaryBuffer<'_>,
+    socket: impl AsFd,
+    flags: ReturnFlags,
+    fds_max: usize,
+) -> Result<Descriptors, MessageError> {
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let descriptors = Descriptors::received(fds, socket);
+    if descriptors.is_over_allowance() {
+        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
+    }
+    if flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
+        return Err(MessageError::Descriptors { limit: fds_max });
+    }
+    Ok(descriptors)
+}
+
 /// Looks at the next message, and leaves it in the queue.
 fn look(
     socket: impl AsFd,
@@ -90,19 +134,7 @@ fn look(
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
     let mut into = [IoSliceMut::new(buffer)];
     let got = rustix::net::recvmsg(&socket, &mut into, &mut control, flags)?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    let descriptors = Descriptors::received(fds, &socket);
-    if descriptors.is_over_allowance() {
-        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
-    }
-    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
-        return Err(MessageError::Descriptors { limit: fds_max });
-    }
+    let descriptors = checked(&mut control, &socket, got.flags, fds_max)?;
     if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(MessageError::Bytes { limit });
     }

@@ -4,12 +4,13 @@ use super::super::finding::Finding;
 use super::super::tree::Tree;
 
 /// Names of the processes that have a list, and their constants in the table.
-pub(super) const WHO: [(&str, &str); 5] = [
+pub(super) const WHO: [(&str, &str); 6] = [
     ("driver", "DRIVER"),
     ("frontend", "FRONTEND"),
     ("uplink", "UPLINK"),
     ("daemon", "DAEMON"),
     ("disk", "DISK"),
+    ("proxy", "PROXY"),
 ];
 
 /// One system call of one line.

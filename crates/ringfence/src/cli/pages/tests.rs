@@ -65,6 +65,7 @@ fn page_of_each_command_describes_it_in_full() {
         ("serve", "Needs root"),
         ("attach", "Needs root"),
         ("hub", "needs no such hub"),
+        ("pool-proxy", "Only control messages pass through it"),
         ("pasta", "and then runs in the background"),
     ] {
         let page = page(&[command]).unwrap().replace('\n', " ");
