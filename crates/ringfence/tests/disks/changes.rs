@@ -13,7 +13,7 @@ use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 use rustix::process::{Signal, kill_process};
 
 use crate::require;
-use crate::support::disks::{image_file, output_of, served, socket_of, succeed};
+use crate::support::disks::{URI, image_file, output_of, served, socket_of, succeed};
 use crate::support::needs::Need;
 use crate::support::{Lab, MOMENT, Running, eventually, write_noise};
 
@@ -160,6 +160,31 @@ fn snapshot_under_load_keeps_the_content_of_one_moment_and_all_later_writes() {
         let (_guest, disk) = served(&lab, &format!("{new_path},format=qcow2"));
         assert!(image(&disk) == content);
     }
+}
+
+#[test]
+fn fio_verifies_each_write_across_snapshots_and_growth() {
+    require!(Need::Guests, QEMU_IMG, Need::Program("fio", "fio"));
+    let lab = Lab::new();
+    let base = image_file(&lab, 16);
+    let fio = format!(
+        "fio --name=v --ioengine=nbd --uri={URI}0 --rw=randwrite --bs=4k --size=16M --iodepth=16 --fsync=64 --verify=crc32c \
+         --verify_fatal=1 --output=fio.log"
+    );
+    let script = format!("touch begun; until test -e done; do {fio}; done; touch verified");
+    let guest = lab.script(&format!("--disk {}", base.display()), &script);
+    assert!(eventually(MOMENT, || lab.file("begun").exists()));
+    let name = name_of(&guest);
+    change(&lab, &["resize", &name, "24M"]);
+    let images: Vec<_> = (0..4).map(|number| lab.file(&format!("{number}.qcow2"))).collect();
+    for image in &images {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        change(&lab, &["snapshot", &name, image.to_str().unwrap()]);
+    }
+    fs::write(lab.file("done"), "").unwrap();
+    guest.succeed(MOMENT);
+    assert!(lab.file("verified").exists());
+    images.iter().for_each(|image| is_valid(image));
 }
 
 #[test]
