@@ -420,6 +420,8 @@ fn snapshot_of_target_is_named_in_params_and_served_after_the_guest_returns() {
     wait_until("it is let go of", || !lab.row(&guest).connected);
     let state = format!("{}/state", guest.device.frontend_path());
     guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    // A frontend that finds the backend closed would leave.
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
     guest.connect();
     assert_eq!(guest.driver().read(0, 8192).unwrap(), [[1; 4096], [2; 4096]].concat());
     assert_eq!(lab.row(&guest).storage.as_deref(), new.to_str());
