@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_access::staging::StagingPool;
+use ringfence_block::storage::Disk;
 use ringfence_frame::port::Fault;
 use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::netback::QueueRecords;
@@ -207,6 +208,33 @@ pub(crate) trait DriverDomain: Sized {
     ) -> Result<(), StoreError> {
         let _ = (device, vbd, store);
         Ok(())
+    }
+
+    /// Records that another disk takes the place of a vbd's, before the guest uses it.
+    ///
+    /// # Errors
+    ///
+    /// Returns a text for the user. The vbd keeps its disk then.
+    fn commit_disk(
+        &mut self,
+        device: &DeviceId,
+        vbd: &mut Vbd<Self::Vbd>,
+        store: &mut StoreClient,
+    ) -> Result<(), String> {
+        let _ = (device, vbd, store);
+        Ok(())
+    }
+
+    /// Handles the end of the replacement of a vbd's disk. After a failure the vbd has the disk `old`.
+    fn disk_replaced(
+        &mut self,
+        device: &DeviceId,
+        vbd: &mut Vbd<Self::Vbd>,
+        store: &mut StoreClient,
+        old: Option<Arc<dyn Disk>>,
+        outcome: Result<(), String>,
+    ) {
+        let _ = (device, vbd, store, old, outcome);
     }
 
     /// Handles a change of a vbd's connection.

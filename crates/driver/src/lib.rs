@@ -5,6 +5,7 @@
 //!
 //! * `control`: the loop. `domain`: what it asks a driver domain for. `devices`: devices that are due, and retry.
 //! * `vifs`, `vif_steps`: vifs, their control rings and ports. `vbds`, `vbd_steps`: vbds and their teardown.
+//!   `replacement`: another disk for a vbd in use.
 //! * [`ports`]: ports of devices. [`workers`]: worker threads, and the ports that ended on them. `host_leg`: the host's
 //!   port on a switch.
 //!
@@ -23,6 +24,7 @@ pub mod machine;
 pub mod pool_proxy;
 pub mod ports;
 pub mod proof;
+mod replacement;
 pub mod switch;
 pub mod switchboard;
 #[cfg(test)]

@@ -15,6 +15,8 @@
 //!   <───────────────────────── DiskAdded
 //!   <────────────────────────────── Dial   the connection to that disk's server was lost
 //!   Dialled + socket ───────────────────>  a new connection
+//!   Snapshot + files, ResizeDisk ───────>  another disk for that vbd
+//!   <───────────────────────── DiskChanged
 //!   Stats, GuestStats ──────────────────>
 //!   <───────────────────────────── Stats
 //!   Listen + listening socket ──────────>  the runtime directory was removed and made anew
@@ -91,6 +93,20 @@ pub enum ToDriver {
         handle: u16,
         /// Reason for which no connection could be made.
         problem: Option<String>,
+    },
+    /// Replaces a disk by an image above it, whose files come with it in the order of the chain.
+    Snapshot {
+        /// Number of the guest's disk.
+        handle: u16,
+        /// Properties of the files, as the launcher's client measured them.
+        chain: Box<ChainFacts>,
+        options: FileOptions,
+    },
+    /// Accepts the size that the launcher measured of a disk's storage.
+    ResizeDisk {
+        /// Number of the guest's disk.
+        handle: u16,
+        bytes: u64,
     },
     /// Requests the counters of all guests. With many of them the answer exceeds a message.
     Stats,
@@ -187,6 +203,12 @@ pub enum FromDriver {
     /// Requests a new connection to the server of one of the guest's disks.
     Dial {
         handle: u16,
+    },
+    /// Answers [`ToDriver::Snapshot`] and [`ToDriver::ResizeDisk`].
+    DiskChanged {
+        handle: u16,
+        /// Reason for which the disk is as it was.
+        problem: Option<String>,
     },
     Stats(Box<DriverStats>),
     /// The request is refused, for this reason.

@@ -21,6 +21,7 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
         D::refresh(self, device, store)?;
         let Some(mut vbd) = self.vbds.list.remove(device) else { return Ok(Look::Over) };
         let readiness = D::open_vbd(self, device, &mut vbd);
+        self.advance_replacement(device, &mut vbd, store);
         let reported = self.domain.report_storage(device, &mut vbd, store);
         let life = match readiness {
             Readiness::Blocked => Ok(Life::Alive),

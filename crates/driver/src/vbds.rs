@@ -23,6 +23,8 @@ use ringfence_sys::descriptors::Disposal;
 use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 use ringfence_wire::xenbus::DeviceId;
 
+use crate::replacement::Replacement;
+
 /// Maximum number of disks in teardown at a time. A teardown lasts until its storage has completed all requests.
 const TEARDOWNS_MAX: usize = 256;
 
@@ -54,13 +56,16 @@ pub(crate) struct Vbd<S> {
     pub(crate) rings: Vec<RingCounters>,
     /// Budget for log lines that the guest causes by connecting and disconnecting.
     pub(crate) lines: LineBudget,
+    /// Replacement of the disk that has begun.
+    pub(crate) replacement: Option<Replacement>,
     pub(crate) own: S,
 }
 
 impl<S> Vbd<S> {
     /// Creates the record of a vbd that is not connected.
     pub(crate) fn new(backend: VbdBackend, own: S) -> Vbd<S> {
-        Vbd { backend, problem: None, rings: Vec::new(), lines: LineBudget::new(), own }
+        let (problem, rings, lines) = (None, Vec::new(), LineBudget::new());
+        Vbd { backend, problem, rings, lines, replacement: None, own }
     }
 }
 

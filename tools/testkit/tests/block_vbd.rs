@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
@@ -13,10 +14,12 @@ use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::powercut::PowerCutDisk;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, Random, conformance, image};
-use ringfence_block::storage::{Disk, Op, Segment};
+use ringfence_block::storage::{Disk, DiskQueue, Geometry, Op, Segment};
 use ringfence_memory::LentSlice;
 use ringfence_platform::Platform;
 use ringfence_testkit::block::{Guest, Stage};
+use ringfence_wire::xenbus::XenbusState;
+use ringfence_xenstore::StoreAccess;
 
 fn disk() -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(16 << 20, 512).unwrap())
@@ -238,4 +241,153 @@ fn flush_acknowledged_over_ring_survives_power_cut() {
             front.detach();
         }
     }
+}
+
+/// Lets the backend of a guest's disk act until no request is in flight, after a replacement has begun.
+fn look_until_paused(stage: &mut Stage, vbd: usize) {
+    let begun = Instant::now();
+    while !stage.vbds[vbd].is_paused() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "requests stay in flight");
+        stage.look(vbd);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Block that a writer writes in a round, and its content.
+fn block_of(round: u64) -> (u64, [u8; 4096]) {
+    let mut content = [0; 4096];
+    content[..8].copy_from_slice(&round.to_le_bytes());
+    (round % 512 * 4096, content)
+}
+
+#[test]
+fn disk_replaced_under_load_has_each_acknowledged_write_in_one_of_both() {
+    for mode in [Mode::Persistent, Mode::Map, Mode::Copy, Mode::Window] {
+        let mut stage = Stage::new();
+        let old: Arc<dyn Disk> = Arc::new(MemoryDisk::new(2 << 20, 512).unwrap());
+        let new: Arc<dyn Disk> = Arc::new(MemoryDisk::new(4 << 20, 512).unwrap());
+        let options = BlkfrontOptions { queues: 2, ..BlkfrontOptions::default() };
+        let back = BlkbackOptions { queues: 2, ..back(mode) };
+        let mut guest = Guest::join(&mut stage, Arc::clone(&old), back, options);
+        let (stop, front) = (Arc::new(AtomicBool::new(false)), guest.disk());
+        let writers: Vec<_> = (0..2u64)
+            .map(|user| {
+                let mut driver = Driver::new(front.queue(16).unwrap());
+                let stop = Arc::clone(&stop);
+                std::thread::spawn(move || {
+                    let mut round = user;
+                    loop {
+                        let (at, content) = block_of(round);
+                        driver.write(at, &content).unwrap();
+                        if stop.load(Ordering::Relaxed) {
+                            return round;
+                        }
+                        round += 2;
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(50));
+        stage.vbds[guest.vbd].begin_replacement();
+        look_until_paused(&mut stage, guest.vbd);
+        let content = image(&*old);
+        // Writers wait meanwhile, so the content is that of one moment.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(image(&*old) == content, "{mode}: written during the pause");
+        Driver::new(new.queue(1).unwrap()).write(0, &content).unwrap();
+        stage.vbds[guest.vbd].end_replacement(Some(Arc::clone(&new))).unwrap();
+        stage.look(guest.vbd);
+        std::thread::sleep(Duration::from_millis(50));
+        stop.store(true, Ordering::Relaxed);
+        let last: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        assert!(image(&*old) == content, "{mode}: the old disk is written no more");
+        // Each writer's last round of each of its blocks.
+        let rounds = last.iter().flat_map(|last| (0..256).filter_map(|n| last.checked_sub(2 * n)));
+        for round in rounds {
+            let (at, content) = block_of(round);
+            assert_eq!(Driver::new(new.queue(1).unwrap()).read(at, 4096).unwrap(), content);
+        }
+        // The frontend learns the size by the state, which is written again.
+        assert_eq!(guest.disk().geometry().bytes, 2 << 20);
+        guest.look();
+        assert_eq!(guest.disk().geometry().bytes, 4 << 20, "{mode}");
+        let mut driver = Driver::new(guest.disk().queue(1).unwrap());
+        driver.write(3 << 20, &[9; 4096]).unwrap();
+        assert_eq!(Driver::new(new.queue(1).unwrap()).read(3 << 20, 4096).unwrap(), [9; 4096]);
+        assert!(stage.rules(guest.vbd).all().is_empty(), "{mode}");
+        assert_eq!(stage.state(guest.vbd), XenbusState::Connected);
+    }
+}
+
+#[test]
+fn user_of_a_grown_disk_writes_beyond_the_old_end_and_a_smaller_size_changes_nothing() {
+    let mut stage = Stage::new();
+    let (small, large) = (MemoryDisk::new(1 << 20, 512), MemoryDisk::new(2 << 20, 512));
+    let large: Arc<dyn Disk> = Arc::new(large.unwrap());
+    let small: Arc<dyn Disk> = Arc::new(small.unwrap());
+    let options = BlkfrontOptions::default();
+    let mut guest = Guest::join(&mut stage, small, back(Mode::Persistent), options);
+    let mut driver = Driver::new(guest.disk().queue(4).unwrap());
+    assert_eq!(driver.write(1 << 20, &[1; 512]), Err(libc::ENOSPC));
+    stage.vbds[guest.vbd].begin_replacement();
+    look_until_paused(&mut stage, guest.vbd);
+    stage.vbds[guest.vbd].end_replacement(Some(large)).unwrap();
+    stage.look(guest.vbd);
+    guest.look();
+    assert_eq!(driver.write(1 << 20, &[1; 512]), Ok(()), "its queue was opened before");
+    // A hostile backend announces other sizes.
+    let key = format!("{}/sectors", stage.vbds[guest.vbd].device().backend_path());
+    for sectors in ["1", "0", "4096", "18446744073709551615", "x", "-1"] {
+        stage.store.write(&key, sectors).unwrap();
+        guest.look();
+        assert_eq!(guest.disk().geometry().bytes, 2 << 20, "{sectors}");
+    }
+    assert_eq!(driver.write(0, &[1; 512]), Ok(()));
+}
+
+#[test]
+fn frontend_that_leaves_during_a_replacement_connects_to_the_other_disk() {
+    let mut stage = Stage::new();
+    let options = BlkfrontOptions::default();
+    let mut guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
+    stage.vbds[guest.vbd].begin_replacement();
+    guest.front.close(&mut guest.store).unwrap();
+    look_until_paused(&mut stage, guest.vbd);
+    let state = format!("{}/state", stage.vbds[guest.vbd].device().frontend_path());
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    for _ in 0..3 {
+        stage.look(guest.vbd);
+        guest.look();
+        assert!(stage.vbds[guest.vbd].connection().is_none(), "the disk is not decided yet");
+    }
+    let new: Arc<dyn Disk> = Arc::new(MemoryDisk::new(32 << 20, 512).unwrap());
+    stage.vbds[guest.vbd].end_replacement(Some(new)).unwrap();
+    guest.connect(&mut stage);
+    assert_eq!(guest.disk().geometry().bytes, 32 << 20);
+}
+
+#[test]
+fn disk_that_cannot_be_opened_leaves_the_old_one() {
+    /// Disk whose queues cannot be opened.
+    struct Unopened;
+    impl Disk for Unopened {
+        fn geometry(&self) -> Geometry {
+            disk().geometry()
+        }
+
+        fn queue(&self, _: u32) -> std::io::Result<Box<dyn DiskQueue>> {
+            Err(std::io::Error::from_raw_os_error(libc::EMFILE))
+        }
+    }
+    let mut stage = Stage::new();
+    let options = BlkfrontOptions::default();
+    let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
+    let mut driver = Driver::new(guest.disk().queue(4).unwrap());
+    driver.write(512, &[5; 512]).unwrap();
+    stage.vbds[guest.vbd].begin_replacement();
+    look_until_paused(&mut stage, guest.vbd);
+    let replaced = stage.vbds[guest.vbd].end_replacement(Some(Arc::new(Unopened)));
+    assert_eq!(replaced.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+    assert_eq!(driver.read(512, 512).unwrap(), [5; 512]);
+    assert!(stage.vbds[guest.vbd].penalized().is_none());
 }

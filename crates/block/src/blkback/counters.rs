@@ -1,5 +1,7 @@
 //! Counters of one blkback queue.
 
+use std::sync::{Mutex, PoisonError};
+
 use ringfence_access::persistent::PersistentCounters;
 use ringfence_sys::counters::{Counter, Level};
 use ringfence_wire::blkif::{Direction, SegmentRange};
@@ -50,13 +52,31 @@ pub struct QueueCounters {
     /// Persistent pages that are mapped now.
     pub kept: Level,
     /// Engine of the queue of the disk, for disks that have several.
-    pub engine: Option<QueueEngine>,
+    pub engine: CurrentEngine,
+}
+
+/// Engine of a queue, which changes when the disk is replaced.
+#[derive(Default, Debug)]
+pub struct CurrentEngine(Mutex<Option<QueueEngine>>);
+
+impl CurrentEngine {
+    /// Replaces the engine by another one.
+    pub(super) fn set(&self, engine: Option<QueueEngine>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = engine;
+    }
+
+    /// Returns the engine of this moment.
+    pub fn get(&self) -> Option<QueueEngine> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl QueueCounters {
     /// Creates the counters of a queue whose disk has this engine.
     pub(super) fn of(engine: Option<QueueEngine>) -> QueueCounters {
-        QueueCounters { engine, ..QueueCounters::default() }
+        let counters = QueueCounters::default();
+        counters.engine.set(engine);
+        counters
     }
 
     /// Returns the name and value of each counter.
@@ -84,7 +104,8 @@ impl QueueCounters {
 
     /// Returns the name and value of each level. The sums over a disk's queues say which engines serve it.
     pub fn levels(&self) -> [(&'static str, u64); 4] {
-        let has = |engine| u64::from(self.engine == Some(engine));
+        let own = self.engine.get();
+        let has = |engine| u64::from(own == Some(engine));
         [
             ("requests_in_flight", self.in_flight.get()),
             ("pages_mapped", self.kept.get()),

@@ -41,6 +41,12 @@
 //! mapped and unmapped. In all modes but `copy` the disk works on the guest's pages themselves, and the guest can change
 //! bytes meanwhile.
 //!
+//! # Replacement of the disk
+//!
+//! [`Blkback::pause`] makes each worker answer what it has consumed, and close its queue of the disk. Requests that arrive
+//! meanwhile stay in the ring. Once all have done so, no request is in flight: the content of the disk is that of one
+//! moment. [`Blkback::resume`] continues on another disk, which may be larger. The frontend notices only the delay.
+//!
 //! # Misbehaving guests
 //!
 //! A request that breaks a rule is answered with an error and counted by rule. An invalid producer index or
@@ -52,16 +58,17 @@ mod counters;
 mod fault;
 mod job;
 mod pages;
+mod pause;
 mod penalty;
 mod queue;
 mod worker;
 
 use core::time::Duration;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-pub use counters::{QueueCounters, engine_names, named_persistent};
+pub use counters::{CurrentEngine, QueueCounters, engine_names, named_persistent};
 pub use fault::QueueFault;
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_access::{Mode, RequestAccess};
@@ -74,7 +81,8 @@ use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
 
 use crate::storage::{Disk, Geometry};
-use queue::{BlkbackQueue, QueueTerms};
+use pause::PauseToken;
+use queue::{BlkbackQueue, DiskSize, QueueTerms};
 use worker::{Worker, WorkerCommand};
 
 /// Access mode, offered features and limits of one disk's backend.
@@ -173,6 +181,18 @@ struct Running {
     commands: MailSender<WorkerCommand>,
     counters: Arc<QueueCounters>,
     persistent: Arc<PersistentCounters>,
+    /// Maximum number of requests in flight.
+    depth: u32,
+}
+
+/// Pause of a device, until its queues are resumed.
+pub struct Pause(Weak<PauseToken>);
+
+impl Pause {
+    /// Returns `true` if no queue of the device has a request in flight or a queue of the disk.
+    pub fn is_complete(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// Device in service: one worker thread for each ring. Dropping it stops the workers, waits for requests
@@ -230,7 +250,8 @@ impl Blkback {
             let layout = layout.ok_or(StartError::RingSize(ring_pages))?;
             let (ring, attached) = AnyOrderRing::attach(ring, layout, abi.response_bytes())?;
             back.adopted += attached.unanswered + u32::from(attached.finished);
-            let queue = disk.queue(layout.count());
+            let depth = layout.count();
+            let queue = disk.queue(depth);
             let queue = queue.map_err(|source| StartError::System { what: "a disk", source })?;
             // After a takeover the frontend may use a window that this process would not offer.
             let mode = if window.is_some() { Mode::Window } else { options.mode };
@@ -251,11 +272,12 @@ impl Blkback {
                 counters: Arc::clone(&counters),
                 system: Arc::clone(&reports.system),
                 drain_limit: options.drain_limit,
+                pausing: None,
             };
             let in_use = Arc::new(());
             let thread = spawn(worker, Arc::clone(&in_use), reports.clone());
             let thread = Some(thread.map_err(failed("a thread"))?);
-            back.queues.push(Running { thread, in_use, commands, counters, persistent });
+            back.queues.push(Running { thread, in_use, commands, counters, persistent, depth });
         }
         Ok(back)
     }
@@ -268,19 +290,45 @@ impl Blkback {
 
     /// Unmaps all idle pages and frees spare memory, on memory pressure.
     pub fn shrink(&self) {
-        self.command(WorkerCommand::Shrink);
+        self.command(|| WorkerCommand::Shrink);
     }
 
-    fn command(&self, command: WorkerCommand) {
+    fn command(&self, command: impl Fn() -> WorkerCommand) {
         for queue in &self.queues {
             // A worker that ended needs no command.
-            let _ = queue.commands.send(command);
+            let _ = queue.commands.send(command());
         }
     }
 
     /// Stops all queues without waiting for them; see [`Blkback::is_over`].
     pub fn stop(&self) {
-        self.command(WorkerCommand::Stop);
+        self.command(|| WorkerCommand::Stop);
+    }
+
+    /// Begins to pause all queues: they answer the requests that they have consumed, and consume no others. `paused` is
+    /// called when the pause is complete, on another thread; it must not block.
+    pub fn pause(&self, paused: Arc<dyn Fn() + Send + Sync>) -> Pause {
+        let token = Arc::new(PauseToken(paused));
+        self.command(|| WorkerCommand::Pause(Arc::clone(&token)));
+        Pause(Arc::downgrade(&token))
+    }
+
+    /// Continues all queues after a complete [`Blkback::pause`], on `disk`, whose sectors have the same size and which is
+    /// no smaller.
+    ///
+    /// # Errors
+    ///
+    /// Returns the disk's error. All queues stay paused then.
+    pub fn resume(&self, disk: &dyn Disk) -> io::Result<()> {
+        let geometry = disk.geometry();
+        let size = DiskSize { sectors: geometry.bytes / 512, skips_flush: !geometry.flush };
+        let queues: io::Result<Vec<_>> =
+            self.queues.iter().map(|queue| disk.queue(queue.depth)).collect();
+        for (queue, of_disk) in self.queues.iter().zip(queues?) {
+            // A worker that ended needs no queue.
+            let _ = queue.commands.send(WorkerCommand::Resume(of_disk, size));
+        }
+        Ok(())
     }
 
     /// Returns `true` if every queue ended: nothing is in flight and no page of the guest is mapped.

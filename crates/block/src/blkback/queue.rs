@@ -15,6 +15,7 @@ use super::counters::QueueCounters;
 use super::fault::QueueFault;
 use super::job::{Job, JobTable};
 use super::pages::{access_for, grant_rule, page_ranges};
+use super::pause::ClosedQueue;
 use crate::storage::failure::Failure;
 use crate::storage::{self, DiskQueue, Done, Op, Segment};
 use crate::work::{InFlight, Work};
@@ -43,6 +44,15 @@ pub(super) struct QueueTerms {
     pub(super) no_space: bool,
 }
 
+/// Properties of a disk that may change while its ring is paused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct DiskSize {
+    /// Size in units of 512 bytes.
+    pub(super) sectors: u64,
+    /// Flushes are answered without the disk, which has no volatile cache.
+    pub(super) skips_flush: bool,
+}
+
 /// Ring and the jobs of its unanswered requests.
 pub(super) struct BlkbackQueue<G, M> {
     ring: AnyOrderRing<M>,
@@ -53,6 +63,8 @@ pub(super) struct BlkbackQueue<G, M> {
     in_flight: InFlight,
     /// Job that was consumed and may not start yet.
     waiting: Option<Job>,
+    /// No request is consumed or started.
+    paused: bool,
     done: Vec<Done>,
     segments: Vec<Vec<Segment>>,
     ranges: Vec<Vec<SegmentRange>>,
@@ -77,6 +89,7 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
             jobs: JobTable::new(ring.count()),
             in_flight: InFlight::default(),
             waiting: None,
+            paused: false,
             done: Vec::new(),
             segments: Vec::new(),
             ranges: Vec::new(),
@@ -110,6 +123,9 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
     /// `true` if any work was done.
     pub(super) fn round(&mut self, now: Duration) -> Result<bool, QueueFault> {
         let mut taken = 0;
+        if self.paused {
+            return self.finish();
+        }
         if let Some(job) = self.waiting.take() {
             self.start(job, now)?;
         }
@@ -161,7 +177,40 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
     /// Requests an event for the next request. Returns `true` if a request arrived meanwhile. While a job waits
     /// for others, no event is requested.
     pub(super) fn final_check(&mut self) -> Result<bool, ProducerOverflow> {
-        if self.waiting.is_some() { Ok(false) } else { self.ring.final_check() }
+        if self.paused || self.waiting.is_some() { Ok(false) } else { self.ring.final_check() }
+    }
+
+    /// Consumes no further request, and starts none.
+    pub(super) fn pause(&mut self) {
+        self.paused = true;
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Closes the disk queue of a paused ring once no request is in flight. Returns `true` if it is closed.
+    pub(super) fn close_disk(&mut self) -> Result<bool, QueueFault> {
+        self.finish()?;
+        if self.in_flight.running() > 0 {
+            return Ok(false);
+        }
+        let failed = |source| QueueFault::System { what: "closing the disk", source };
+        let closed = Box::new(ClosedQueue::new().map_err(failed)?);
+        // Registrations of pages end with the queue.
+        self.shrink();
+        self.disk = closed;
+        Ok(true)
+    }
+
+    /// Serves the ring from another disk queue. A ring that was not paused keeps its own.
+    pub(super) fn resume(&mut self, disk: Box<dyn DiskQueue>, size: DiskSize) {
+        if core::mem::take(&mut self.paused) {
+            self.counters.engine.set(disk.engine());
+            self.disk = disk;
+            self.terms.rules.sectors = size.sectors;
+            self.terms.skips_flush = size.skips_flush;
+        }
     }
 
     pub(super) fn tidy(&mut self, now: Duration) {

@@ -25,8 +25,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::QueueCounters;
 use super::fault::QueueFault;
+use super::pause::PauseToken;
 use super::penalty::{Penalties, Penalty};
-use super::queue::BlkbackQueue;
+use super::queue::{BlkbackQueue, DiskSize};
+use crate::storage::DiskQueue;
 
 /// Interval at which idle persistent pages are examined for expiry.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,12 +36,15 @@ const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 const DRAIN_STEP: Duration = Duration::from_millis(100);
 
 /// Commands of the device to a worker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WorkerCommand {
     /// Stop serving the ring, drain the disk queue and end the thread.
     Stop,
     /// Unmap all idle pages and free spare memory.
     Shrink,
+    /// Consume no request, drain and close the disk queue, then drop the token.
+    Pause(Arc<PauseToken>),
+    /// Serve the ring from another queue, of a disk with these sizes.
+    Resume(Box<dyn DiskQueue>, DiskSize),
 }
 
 /// Returns the time of the monotonic clock.
@@ -58,6 +63,8 @@ pub(super) struct Worker<G, M, C> {
     pub(super) counters: Arc<QueueCounters>,
     pub(super) system: Arc<Counters>,
     pub(super) drain_limit: Duration,
+    /// Token of a pause until the disk queue is closed. Dropped after the queue.
+    pub(super) pausing: Option<Arc<PauseToken>>,
 }
 
 /// Causes that ended a sleep.
@@ -89,7 +96,15 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             match self.commands.take() {
                 Some(WorkerCommand::Shrink) => self.queue.shrink(),
                 Some(WorkerCommand::Stop) => return Ok(()),
+                Some(WorkerCommand::Pause(token)) => {
+                    self.queue.pause();
+                    self.pausing = Some(token);
+                }
+                Some(WorkerCommand::Resume(disk, size)) => self.queue.resume(disk, size),
                 None => {}
+            }
+            if self.pausing.is_some() && self.queue.close_disk()? {
+                self.pausing = None;
             }
             let worked = self.queue.round(now)?;
             if self.queue.notify_due() {
@@ -112,7 +127,8 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
                 last_work = now;
                 continue;
             }
-            if core::mem::take(&mut event) {
+            // A frontend that posts requests during a pause does what it should.
+            if core::mem::take(&mut event) && !self.queue.is_paused() {
                 self.counters.spurious_wakeups.add(1);
                 self.counters.throttles.add(u64::from(throttle.spurious(now)));
             }

@@ -16,7 +16,7 @@ use rustix::event::epoll;
 use super::broken::BrokenRule;
 use super::completions::Completions;
 use super::lane::Lane;
-use super::{BrokenCallback, SharedLane, lock};
+use super::{BrokenCallback, KnownGeometry, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 
 /// Maximum time for which a dropped handle waits for its requests.
@@ -45,7 +45,7 @@ impl Waiting {
 /// [`DiskQueue`] of a frontend's disk.
 pub(super) struct Handle<G: Granter, C: Channel> {
     lane: SharedLane<G, C>,
-    geometry: Geometry,
+    geometry: KnownGeometry,
     owner: u32,
     completions: Arc<Completions>,
     waiting: Arc<Waiting>,
@@ -58,7 +58,7 @@ pub(super) struct Handle<G: Granter, C: Channel> {
 impl<G: Granter, C: Channel> Handle<G, C> {
     pub(super) fn new(
         lane: SharedLane<G, C>,
-        geometry: Geometry,
+        geometry: KnownGeometry,
         owner: u32,
         completions: Arc<Completions>,
         waiting: Arc<Waiting>,
@@ -66,6 +66,19 @@ impl<G: Granter, C: Channel> Handle<G, C> {
     ) -> Handle<G, C> {
         let (refused, submitted) = (Vec::new(), Vec::new());
         Handle { lane, geometry, owner, completions, waiting, on_broken, refused, submitted }
+    }
+
+    /// Checks a request. One that is refused for the size is checked against the size of this moment.
+    fn check_range(&mut self, request: &Request) -> Result<(), i32> {
+        let KnownGeometry { geometry, current } = &mut self.geometry;
+        let check = |geometry: &Geometry| {
+            let Geometry { bytes, sector_size, read_only, .. } = *geometry;
+            check_request(request, bytes, sector_size, read_only)
+        };
+        if request.range().end > geometry.bytes {
+            geometry.bytes = current.get();
+        }
+        check(geometry)
     }
 
     /// Ends a connection that broke a rule, and notifies its owner.
@@ -89,8 +102,7 @@ impl<G: Granter, C: Channel> Handle<G, C> {
 
 impl<G: Granter, C: Channel> DiskQueue for Handle<G, C> {
     fn submit(&mut self, request: Request) {
-        let Geometry { bytes, sector_size, read_only, .. } = self.geometry;
-        match check_request(&request, bytes, sector_size, read_only) {
+        match self.check_range(&request) {
             Ok(()) => self.submitted.push(request),
             Err(errno) => self.refused.push(request.done(Err(errno))),
         }

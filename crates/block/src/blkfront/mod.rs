@@ -203,12 +203,41 @@ type SharedLane<G, C> = Arc<Mutex<Lane<G, C>>>;
 
 /// Disk served by a backend. See the [module](self).
 pub struct FrontDisk<G, C> {
+    /// Properties of the disk, without its size.
     geometry: Geometry,
+    size: Arc<CurrentSize>,
     options: BlkfrontOptions,
     lanes: Vec<SharedLane<G, C>>,
     watchers: Mutex<Watchers>,
     rules: Arc<RuleCounters>,
     on_broken: Arc<BrokenCallback>,
+}
+
+/// Size of a disk in bytes, which grows while it is in use.
+struct CurrentSize(Mutex<u64>);
+
+/// Geometry of a disk as one of its users knows it.
+struct KnownGeometry {
+    geometry: Geometry,
+    current: Arc<CurrentSize>,
+}
+
+impl CurrentSize {
+    fn of(self: Arc<Self>, geometry: Geometry) -> KnownGeometry {
+        KnownGeometry { geometry: Geometry { bytes: self.get(), ..geometry }, current: self }
+    }
+
+    fn get(&self) -> u64 {
+        *lock(&self.0)
+    }
+
+    /// Accepts a larger size. Returns `false` for every other one.
+    fn grow(&self, bytes: u64) -> bool {
+        let mut size = lock(&self.0);
+        let is_larger = bytes > *size;
+        *size = bytes.max(*size);
+        is_larger
+    }
 }
 
 /// Callback for connections that broke a rule.
@@ -251,6 +280,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         FrontDisk {
             // Where the backend cannot, this side writes the zeros.
             geometry: Geometry { write_zeroes: !offer.geometry.read_only, ..offer.geometry },
+            size: Arc::new(CurrentSize(Mutex::new(offer.geometry.bytes))),
             options,
             lanes: (0..lanes.max(1)).map(lane).collect(),
             watchers: Mutex::default(),
@@ -275,7 +305,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         offer: &Offer,
     ) -> Result<(), (AttachError, Vec<RingSetup<G, C>>)> {
         let Geometry { bytes: found, sector_size: found_sector, .. } = offer.geometry;
-        let Geometry { bytes, sector_size: sector, .. } = self.geometry;
+        let Geometry { bytes, sector_size: sector, .. } = self.geometry();
         if found < bytes || found_sector != sector {
             let error = AttachError::OtherDisk { found, found_sector, bytes, sector };
             return Err((error, rings));
@@ -315,7 +345,14 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             }
             lane.owners().for_each(|owner| owner.wake.wake());
         }
+        self.size.grow(found);
         Ok(())
+    }
+
+    /// Accepts a larger size that the backend announces while it is connected. Returns `true` if the disk is larger than
+    /// before; a size that is smaller, or no multiple of its sectors, changes nothing.
+    pub fn grow(&self, bytes: u64) -> bool {
+        bytes.is_multiple_of(self.geometry.sector_size.into()) && self.size.grow(bytes)
     }
 
     /// Ends the connection. Unanswered requests wait for the next one. Returns the pages that the backend
@@ -376,7 +413,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
 
 impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { bytes: self.size.get(), ..self.geometry }
     }
 
     fn queue(&self, _depth: u32) -> io::Result<Box<dyn DiskQueue>> {
@@ -396,6 +433,7 @@ impl<G: Granter + 'static, C: Channel + 'static> Disk for FrontDisk<G, C> {
         let owner = locked.register(Arc::clone(&completions));
         drop(locked);
         let on_broken = Arc::clone(&self.on_broken);
-        Ok(Box::new(Handle::new(lane, self.geometry, owner, completions, waiting, on_broken)))
+        let geometry = Arc::clone(&self.size).of(self.geometry);
+        Ok(Box::new(Handle::new(lane, geometry, owner, completions, waiting, on_broken)))
     }
 }

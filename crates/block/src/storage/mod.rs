@@ -8,6 +8,7 @@
 use core::ops::Range;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
 
@@ -200,6 +201,43 @@ pub trait Disk: Send + Sync {
     fn queues_max(&self) -> u32 {
         u32::MAX
     }
+
+    /// Returns the changes that are possible while the disk is in use, if there are any.
+    fn live(&self) -> Option<&dyn LiveDisk> {
+        None
+    }
+}
+
+/// Changes of a disk that is in use. Its users replace it by the disk that results.
+pub trait LiveDisk {
+    /// Returns the size in bytes that the storage has now, in whole sectors.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error, or an error for storage of which only another program knows the size.
+    fn storage_bytes(&self) -> io::Result<u64>;
+
+    /// Enlarges the storage.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error, or an error for storage that only another program enlarges.
+    fn enlarge(&self, bytes: u64) -> io::Result<()>;
+
+    /// Creates a disk of `bytes` bytes on the same storage. The caller uses one of both at a time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a size that is no multiple of a sector or smaller than before, and for storage whose size does
+    /// not change while it is in use.
+    fn resized(&self, bytes: u64) -> io::Result<Arc<dyn Disk>>;
+
+    /// Gives up the locks for writing: the storage is the backing file of another disk from now on.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error.
+    fn become_backing(&self) -> io::Result<()>;
 }
 
 /// Queue of one thread to a disk.

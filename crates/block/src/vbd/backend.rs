@@ -2,7 +2,8 @@
 //!
 //! [`VbdBackend::look`] reads both xenbus states and takes the steps that are due: it announces features,
 //! opens the rings (`open`), and closes the device. A frontend that breaks a rule loses its device with a
-//! penalty. `silence` handles frontends that leave without a state change.
+//! penalty. `silence` handles frontends that leave without a state change. The disk of a connected frontend is replaced
+//! between [`VbdBackend::begin_replacement`] and [`VbdBackend::end_replacement`].
 
 mod described;
 mod open;
@@ -26,7 +27,7 @@ use self::described::flag;
 pub use self::rejection::VbdRejection;
 use self::silence::FirstPage;
 use super::QUEUES_MAX;
-use crate::blkback::{Blkback, BlkbackOptions};
+use crate::blkback::{Blkback, BlkbackOptions, Pause};
 use crate::storage::Disk;
 
 /// Properties of a connected device.
@@ -42,6 +43,12 @@ pub struct Connection {
     pub ring_pages: u32,
     /// Set if the device was taken over from an earlier backend without a state change.
     pub adopted: bool,
+}
+
+/// Replacement of a disk that has begun.
+struct Replacing {
+    /// Pause of the queues, if the device was connected.
+    pause: Option<Pause>,
 }
 
 /// Backend of one vbd.
@@ -65,6 +72,10 @@ pub struct VbdBackend {
     is_kept: bool,
     /// Queues that finish their requests. No state changes until they ended.
     leaving: Option<Blkback>,
+    /// Replacement of the disk that has begun. Meanwhile no frontend is connected.
+    replacing: Option<Replacing>,
+    /// The disk of the connected frontend has another size than was announced.
+    is_resized: bool,
     fault: Arc<Mutex<Option<String>>>,
     wake: Arc<dyn Fn() + Send + Sync>,
 }
@@ -100,9 +111,75 @@ impl VbdBackend {
             has_served: false,
             is_kept: false,
             leaving: None,
+            replacing: None,
+            is_resized: false,
             fault: Arc::default(),
             wake,
         }
+    }
+
+    /// Returns the disk that is served.
+    pub fn disk(&self) -> Option<&Arc<dyn Disk>> {
+        self.disk.as_ref()
+    }
+
+    /// Begins to replace the disk: pauses the queues. `wake` is called when [`VbdBackend::is_paused`] may be `true`.
+    /// The caller ends the replacement with [`VbdBackend::end_replacement`].
+    pub fn begin_replacement(&mut self) {
+        let pause = self.served.as_ref().map(|(served, _)| served.pause(Arc::clone(&self.wake)));
+        self.replacing = Some(Replacing { pause });
+    }
+
+    /// Returns `true` once no request of the guest is in flight, after [`VbdBackend::begin_replacement`].
+    pub fn is_paused(&mut self) -> bool {
+        let is_leaving = self.is_leaving();
+        let Some(Replacing { pause }) = &self.replacing else { return false };
+        !is_leaving && pause.as_ref().is_none_or(Pause::is_complete)
+    }
+
+    /// Ends a replacement: continues on `disk`, or on the old disk if there is no other or its queues cannot be opened. The
+    /// next [`VbdBackend::look`] announces another size to the frontend.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error for which the old disk stays. If that cannot be used either, the device is closed.
+    pub fn end_replacement(&mut self, disk: Option<Arc<dyn Disk>>) -> std::io::Result<()> {
+        let Some(Replacing { pause }) = self.replacing.take() else { return Ok(()) };
+        // A frontend that left during the pause takes the disk with its next connection.
+        let served = self.served.as_ref().filter(|_| pause.is_some()).map(|(served, _)| served);
+        let resumed: Option<std::io::Result<bool>> = disk.map(|disk| {
+            served.map_or(Ok(()), |served| served.resume(&*disk))?;
+            let before = self.disk.replace(Arc::clone(&disk));
+            Ok(before.is_some_and(|before| before.geometry().bytes != disk.geometry().bytes))
+        });
+        if let Some(Ok(is_resized)) = resumed {
+            self.is_resized |= is_resized && served.is_some();
+            return Ok(());
+        }
+        if let (Some(served), Some(disk)) = (served, &self.disk)
+            && let Err(error) = served.resume(&**disk)
+        {
+            self.end.close_with_penalty(format!("the disk could not be used again: {error}"));
+        }
+        resumed.map_or(Ok(()), |resumed| resumed.map(|_| ()))
+    }
+
+    /// Announces the size of the disk to a connected frontend: Linux reads it when the state is written again.
+    fn announce_size(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
+        if let (true, Some(disk), Some(_)) = (self.is_resized, &self.disk, &self.served) {
+            let (end, sectors) = (&self.end, disk.geometry().bytes / 512);
+            let state = end.back(ringfence_wire::xenbus::STATE);
+            store.transaction(|t| {
+                if t.read_opt(&state)?.is_none() {
+                    // A write would create a directory again that the toolstack has removed.
+                    return Ok(());
+                }
+                t.write(&end.back(keys::SECTORS), sectors.to_string())?;
+                t.write(&state, XenbusState::Connected.to_string())
+            })?;
+        }
+        self.is_resized = false;
+        Ok(())
     }
 
     /// Sets the disk of the next connection; `None` makes a frontend wait. [`VbdBackend::look`] is due after it.
@@ -182,7 +259,10 @@ impl VbdBackend {
             }
             let step = view.map(backend_step);
             match step {
-                Some(BackendStep::Wait) => return Ok(Life::Alive),
+                Some(BackendStep::Wait) => {
+                    self.announce_size(store)?;
+                    return Ok(Life::Alive);
+                }
                 // All other steps require that the old connection is released.
                 _ if !self.is_released(step) => return Ok(Life::Alive),
                 None => return Ok(Life::Over),
@@ -191,6 +271,8 @@ impl VbdBackend {
                     self.is_kept = false;
                     self.announce(platform, store)?;
                 }
+                // `end_replacement` decides which disk it gets.
+                Some(BackendStep::Connect) if self.replacing.is_some() => return Ok(Life::Alive),
                 Some(BackendStep::Connect) => {
                     let Some(disk) = self.disk.clone() else { return Ok(Life::Alive) };
                     let adopting = view.is_some_and(|view| view.own == XenbusState::Connected);

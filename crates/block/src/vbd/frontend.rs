@@ -191,7 +191,7 @@ impl<P: Platform> VbdFrontend<P> {
             self.was_up |= attached && view.peer == Some(XenbusState::Connected);
             (view.was_up, view.broken) = (self.was_up, self.broken);
             match frontend_step(view) {
-                FrontendStep::Wait => return Ok(()),
+                FrontendStep::Wait => return self.follow_size(store),
                 FrontendStep::Connect => self.connect(platform, store)?,
                 FrontendStep::Complete => self.complete(store)?,
                 FrontendStep::Restart => {
@@ -203,6 +203,23 @@ impl<P: Platform> VbdFrontend<P> {
                     self.end.enter(store, XenbusState::Closed)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Reads the size of a connected disk again: a backend writes it and its state when the disk has grown.
+    fn follow_size(&self, store: &mut StoreClient) -> Result<(), FrontendError> {
+        let Some(disk) = self.disk.as_ref().filter(|_| self.is_up()) else { return Ok(()) };
+        let number = |text: &[u8]| decimal::parse_up_to(text, u64::MAX / 512);
+        let read = store.read_parsed(&self.end.back(keys::SECTORS), number);
+        match read {
+            Ok(sectors) if disk.grow(sectors * 512) => {
+                tracing::info!(bytes = sectors * 512, "the disk has grown");
+            }
+            Ok(_) => {}
+            // The backend removes its keys when it goes, which its state reports.
+            Err(error) if ringfence_xenbus::end::is_about_a_key(&error) => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

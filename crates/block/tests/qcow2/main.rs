@@ -11,6 +11,7 @@ mod needs;
 mod hostile;
 mod killed;
 mod model;
+mod overlay;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

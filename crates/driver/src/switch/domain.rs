@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringfence_block::storage::Disk;
 use ringfence_frame::port::Fault;
 use ringfence_memory::UringPool;
 use ringfence_nbd::client::Dialer;
@@ -326,6 +327,18 @@ impl DriverDomain for SwitchDomain {
             backends.domain.send(device, &FromDriver::Dial { handle: *handle });
         }
         Ok(())
+    }
+
+    fn disk_replaced(
+        &mut self,
+        device: &DeviceId,
+        vbd: &mut Vbd<SwitchVbd>,
+        _: &mut StoreClient,
+        _: Option<Arc<dyn Disk>>,
+        outcome: Result<(), String>,
+    ) {
+        let handle = vbd.own.handle;
+        self.send(device, &FromDriver::DiskChanged { handle, problem: outcome.err() });
     }
 
     fn vbd_penalized(&mut self, device: &DeviceId, vbd: &Vbd<SwitchVbd>, why: &str) {

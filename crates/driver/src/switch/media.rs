@@ -16,6 +16,7 @@ use ringfence_memory::UringPool;
 use ringfence_nbd::client::{Dialer, NbdDisk};
 use ringfence_sys::descriptors::Descriptors;
 
+use crate::replacement::MakeDisk;
 use crate::switchboard::{DiskRequest, Medium};
 
 /// Source of connections of a disk on an NBD server. Other disks have none.
@@ -95,6 +96,14 @@ pub(crate) fn open_storage(
     }
 }
 
+/// Returns the maker of a disk on the same storage with another size.
+pub(super) fn resized(bytes: u64) -> MakeDisk {
+    Box::new(move |old: &Arc<dyn Disk>| {
+        let live = old.live().ok_or("only disks in files and on block devices are resized")?;
+        live.resized(bytes).map_err(|error| text(&error))
+    })
+}
+
 /// Refuses a disk that must have io_uring in a process without a free ring.
 fn check_engine(engine: Engine, rings: &UringPool) -> Result<(), String> {
     if engine != Engine::IoUring || rings.left() > 0 {
@@ -108,4 +117,47 @@ fn check_engine(engine: Engine, rings: &UringPool) -> Result<(), String> {
 fn at_most_one(mut files: Vec<OwnedFd>) -> Result<Option<OwnedFd>, String> {
     let file = files.pop();
     if files.is_empty() { Ok(file) } else { Err(SURPLUS.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_block::storage::QueueEngine;
+    use ringfence_block::storage::file::FileOptions;
+
+    use super::*;
+
+    #[test]
+    fn disk_that_must_have_io_uring_is_refused_without_a_free_ring() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let open = |engine, rings: &Arc<UringPool>| {
+            // Several at a time.
+            let options = FileOptions { engine, read_only: true, ..FileOptions::default() };
+            let OpenFile { file, facts, mark } = OpenFile::open(&path, &options).unwrap();
+            let files = [file].into_iter().chain(mark).collect();
+            open_storage(&Medium::File { facts, options }, files, Arc::new(|| {}), rings)
+        };
+        let rings = Arc::new(UringPool::new(0, 1));
+        let why = open(Engine::IoUring, &rings).err().unwrap();
+        assert!(why.starts_with("engine=io_uring: no ring is left"), "{why}");
+        assert!(why.contains("engine=auto uses threads"), "{why}");
+        for engine in [Engine::Auto, Engine::Threads] {
+            let (disk, _) = open(engine, &rings).unwrap();
+            let queue = disk.queue(1).unwrap();
+            assert_eq!(queue.engine(), Some(QueueEngine::Threads), "{engine}");
+        }
+        let rings = Arc::new(UringPool::new(1, 4));
+        if rings.refusal().is_some() {
+            assert!(open(Engine::IoUring, &rings).is_err());
+            return;
+        }
+        let (disk, _) = open(Engine::IoUring, &rings).unwrap();
+        let first = disk.queue(1).unwrap();
+        assert_eq!(first.engine(), Some(QueueEngine::IoUring));
+        assert!(disk.queue(1).is_err(), "no other engine is used in its place");
+        assert!(open(Engine::IoUring, &rings).is_err(), "all rings are in use");
+        drop(first);
+        assert!(disk.queue(1).is_ok(), "the ring is free again");
+    }
 }

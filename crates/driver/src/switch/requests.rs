@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_block::blkback::BlkbackOptions;
+use ringfence_block::storage::Disk;
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack as vbd_toolstack;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -28,9 +29,10 @@ use super::nodes::{self, NAMES_ROOT, filter_of};
 use crate::domain::Control;
 use crate::host_leg::{HostLeg, HostTap};
 use crate::ports::device_name;
+use crate::replacement::{MakeDisk, Replacement};
 use crate::switchboard::{
-    AttachRequest, Attached, DISKS_MAX, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver,
-    VERSION,
+    AttachRequest, Attached, DISKS_MAX, DiskRequest, DriverStats, FromDriver, LegConfig, Medium,
+    ToDriver, VERSION,
 };
 use crate::vbds::{Vbd, ring_counts, ring_levels};
 use crate::vifs::Vif;
@@ -125,6 +127,15 @@ impl<P: Platform> Control<P, SwitchDomain> {
             }
             ToDriver::Disk(request) => {
                 Some(answer_to(self.add_disk(at, &request, fds), FromDriver::DiskAdded))
+            }
+            ToDriver::Snapshot { handle, chain, options } => {
+                let medium = Medium::Image { chain: *chain, options };
+                let begun = self.begin_snapshot(at, handle, medium, fds);
+                begun.err().map(|why| FromDriver::DiskChanged { handle, problem: Some(why) })
+            }
+            ToDriver::ResizeDisk { handle, bytes } => {
+                let begun = self.begin_change(at, handle, media::resized(bytes));
+                begun.err().map(|why| FromDriver::DiskChanged { handle, problem: Some(why) })
             }
             ToDriver::Dialled { handle, problem } => {
                 self.deliver_connection(at, handle, fds, problem);
@@ -274,6 +285,32 @@ impl<P: Platform> Control<P, SwitchDomain> {
         self.devices.register(&device, &mut self.store, &self.backends).map_err(|e| text(&e))?;
         self.backends.vbds.list.insert(device, Vbd::new(backend, SwitchVbd { handle, dialer }));
         self.guest(at).disks += 1;
+        Ok(())
+    }
+
+    /// Begins to replace a disk by an image above it. The answer follows.
+    fn begin_snapshot(
+        &mut self,
+        at: usize,
+        handle: u16,
+        medium: Medium,
+        fds: Descriptors,
+    ) -> Result<(), String> {
+        let (files, rings) = (fds.into_vec(), Arc::clone(&self.backends.domain.rings));
+        let make = move |_: &Arc<dyn Disk>| {
+            media::open_storage(&medium, files, Arc::new(|| {}), &rings).map(|(disk, _)| disk)
+        };
+        self.begin_change(at, handle, Box::new(make))
+    }
+
+    /// Begins to replace a disk. The answer follows.
+    fn begin_change(&mut self, at: usize, handle: u16, make: MakeDisk) -> Result<(), String> {
+        let device = self.guest(at).domain.map(|domain| vbd_of(domain, handle));
+        let device = device.ok_or("a guest comes before its disks")?;
+        let vbd = self.backends.vbds.list.get_mut(&device);
+        let vbd = vbd.ok_or_else(|| format!("there is no disk {handle}"))?;
+        Replacement::begin(vbd, make)?;
+        self.devices.mark(&device);
         Ok(())
     }
 

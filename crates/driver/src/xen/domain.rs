@@ -10,6 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use ringfence_access::staging::StagingPool;
+use ringfence_block::storage::Disk;
 use ringfence_hostnet::log;
 use ringfence_hostnet::netlink::Notices;
 use ringfence_hostnet::runtime_dir::RuntimeDirError;
@@ -38,7 +39,7 @@ use super::records::Records;
 use super::setup::Setup;
 use super::staging::Staging;
 use super::states::state_of;
-use super::status::{Snapshot, StatusSocket};
+use super::status::{OrderedChange, Snapshot, StatusSocket};
 use super::vif::{Attached, XenVif};
 use crate::devices::Served;
 use crate::domain::{Backends, Control, DriverDomain, Flow, OtherPort, Readiness};
@@ -119,6 +120,8 @@ pub(super) struct XenDomain {
     pub(super) config: Config,
     signals: Signals,
     pub(super) status: StatusSocket,
+    /// Orders of the socket's clients.
+    pub(super) orders: Mailbox<OrderedChange>,
     pub(super) requests: SnapshotRequests,
     pub(super) records: Records,
     pub(super) made: MadeInterfaces,
@@ -157,7 +160,9 @@ pub(super) fn start<P: Platform>(
     let ended = EndedPorts::new()?;
     let (switch, host_leg) = make_switch(&config, &made, &ended, &*platform)?;
     let socket = setup.status_socket(&config);
-    let status = StatusSocket::listen(&socket).map_err(file(socket, "cannot be listened at"))?;
+    let (order_sender, orders) = mailbox()?;
+    let status = StatusSocket::listen(&socket, order_sender);
+    let status = status.map_err(file(socket, "cannot be listened at"))?;
     let (requests, ask) = snapshot_requests()?;
     if let Some(listen) = &config.metrics.listen {
         Exporter::start(listen, ask)?;
@@ -168,6 +173,7 @@ pub(super) fn start<P: Platform>(
         config,
         signals,
         status,
+        orders,
         requests,
         records,
         made,
@@ -319,7 +325,8 @@ impl DriverDomain for XenDomain {
     type Vbd = XenVbd;
 
     fn sources(&self) -> Vec<BorrowedFd<'_>> {
-        let mut sources = vec![self.signals.as_fd(), self.requests.as_fd(), self.links.as_fd()];
+        let Self { signals, requests, links, orders, .. } = self;
+        let mut sources = vec![signals.as_fd(), requests.as_fd(), links.as_fd(), orders.as_fd()];
         sources.extend(self.status.has_room().then(|| self.status.fd()));
         sources
     }
@@ -334,6 +341,7 @@ impl DriverDomain for XenDomain {
         if flow == Flow::Continue && control.backends.domain.links.clear() {
             control.backends.follow_mtus();
         }
+        control.serve_orders();
         Ok(flow)
     }
 
@@ -435,6 +443,26 @@ impl DriverDomain for XenDomain {
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
         XenVbd::report_storage(device, vbd, store)
+    }
+
+    fn commit_disk(
+        &mut self,
+        device: &DeviceId,
+        vbd: &mut Vbd<XenVbd>,
+        store: &mut StoreClient,
+    ) -> Result<(), String> {
+        self.commit_overlay(device, vbd, store)
+    }
+
+    fn disk_replaced(
+        &mut self,
+        device: &DeviceId,
+        vbd: &mut Vbd<XenVbd>,
+        store: &mut StoreClient,
+        old: Option<Arc<dyn Disk>>,
+        outcome: Result<(), String>,
+    ) {
+        self.end_change(device, vbd, store, old, outcome);
     }
 
     fn vbd_changed(&mut self, device: &DeviceId, vbd: &mut Vbd<XenVbd>) {

@@ -2,7 +2,7 @@
 //!
 //! The socket carries sequenced packets of JSON, as the channels between Ringfence's other processes do.
 //! A client sends one [`ToServe`] and reads packets until [`FromServe::End`]. The size of a packet is
-//! limited, so each device has a packet of its own.
+//! limited, so each device has a packet of its own. An order to change a disk has one packet as its answer.
 //!
 //! The control thread takes the snapshot. A thread for each client sends it, so that a client that does
 //! not read delays nobody else. At most `CLIENTS_MAX` clients are served at a time.
@@ -20,9 +20,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use ringfence_sys::descriptors::refuse_descriptors;
+use ringfence_sys::mailbox::MailSender;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -31,6 +33,8 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Time that a client has to send its request, and to take each packet of the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that the control thread has to change a disk: until its storage has completed the requests in flight.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of clients served at a time. More clients wait in the socket's queue.
 const CLIENTS_MAX: usize = 8;
 /// Maximum number of clients in the socket's queue.
@@ -186,6 +190,9 @@ pub struct VbdStatus {
     pub vdev: Option<String>,
     /// Path or address of the storage.
     pub storage: Option<String>,
+    /// Format of a file or device: `raw` or `qcow2`.
+    #[serde(default)]
+    pub format: Option<String>,
     /// Size of the disk in bytes.
     pub bytes: Option<u64>,
     /// Size of a sector in bytes.
@@ -224,10 +231,37 @@ pub struct VbdStatus {
 }
 
 /// Request at the daemon's status socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServe {
     Status,
+    /// Changes a disk in use. The only answer is [`FromServe::DiskChanged`].
+    Disk(DiskOrder),
 }
+
+/// Order to change a disk in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskOrder {
+    pub domain: u16,
+    /// Number of the disk within the guest, as its driver counts.
+    pub handle: u32,
+    pub change: DiskChange,
+}
+
+/// Change of a disk in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiskChange {
+    /// The image at this path, which was made for it, takes the place of the disk, which is its backing file.
+    Snapshot {
+        path: PathBuf,
+        /// Backing files may lie in other folders.
+        any_folder: bool,
+    },
+    /// The storage is enlarged to this size in bytes, or has been enlarged.
+    Resize { bytes: Option<u64> },
+}
+
+/// Order, and the sender of its outcome: the size of the disk in bytes, or a text for the user.
+pub(super) type OrderedChange = (DiskOrder, Sender<Result<u64, String>>);
 
 /// Packet of the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,6 +272,8 @@ pub enum FromServe {
     Vbd(Box<VbdStatus>),
     /// Last packet.
     End,
+    /// Size of a changed disk in bytes, or the reason for which it is as it was.
+    DiskChanged(Result<u64, String>),
 }
 
 impl Snapshot {
@@ -257,11 +293,16 @@ pub(super) struct StatusSocket {
     path: PathBuf,
     /// Token whose clones count the answers that are being sent.
     answers: Arc<()>,
+    /// Recipient of orders.
+    orders: MailSender<OrderedChange>,
 }
 
 impl StatusSocket {
-    /// Listens at `path`. Replaces the socket that an earlier daemon left there.
-    pub(super) fn listen(path: &Path) -> io::Result<StatusSocket> {
+    /// Listens at `path`, and passes orders to `orders`. Replaces the socket that an earlier daemon left there.
+    pub(super) fn listen(
+        path: &Path,
+        orders: MailSender<OrderedChange>,
+    ) -> io::Result<StatusSocket> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -275,7 +316,7 @@ impl StatusSocket {
         // The status of guests is only for the administrator.
         rustix::fs::chmod(path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
         rustix::net::listen(&listener, BACKLOG)?;
-        Ok(StatusSocket { listener, path: path.to_owned(), answers: Arc::default() })
+        Ok(StatusSocket { listener, path: path.to_owned(), answers: Arc::default(), orders })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -298,9 +339,10 @@ impl StatusSocket {
         let snapshot = Arc::new(snapshot());
         for channel in waiting {
             let (snapshot, token) = (Arc::clone(&snapshot), Arc::clone(&self.answers));
+            let orders = self.orders.clone();
             let answer = move || {
                 // The send fails only for a client that has disconnected.
-                let _ = answer_one(&channel, &snapshot);
+                let _ = answer_one(&channel, &snapshot, &orders);
                 drop(token);
             };
             let thread = std::thread::Builder::new().name("status".to_owned()).spawn(answer);
@@ -328,12 +370,60 @@ impl Drop for StatusSocket {
     }
 }
 
-fn answer_one(channel: &Channel, snapshot: &Snapshot) -> Result<(), ChannelError> {
+fn answer_one(
+    channel: &Channel,
+    snapshot: &Snapshot,
+    orders: &MailSender<OrderedChange>,
+) -> Result<(), ChannelError> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     set_socket_timeout(channel, Timeout::Send, Some(CLIENT_TIMEOUT)).map_err(ChannelError::from)?;
-    let (ToServe::Status, _) = channel.receive_within(CLIENT_TIMEOUT)?;
-    let packets = snapshot.clone().into_packets();
-    packets.iter().try_for_each(|packet| channel.send(packet, &[]))
+    match channel.receive_within(CLIENT_TIMEOUT)?.0 {
+        ToServe::Status => {
+            let packets = snapshot.clone().into_packets();
+            packets.iter().try_for_each(|packet| channel.send(packet, &[]))
+        }
+        ToServe::Disk(order) => {
+            channel.send(&FromServe::DiskChanged(carry_out(order, orders)), &[])
+        }
+    }
+}
+
+/// Passes an order to the control thread, and returns its outcome.
+fn carry_out(order: DiskOrder, orders: &MailSender<OrderedChange>) -> Result<u64, String> {
+    let (answer, answered) = channel();
+    orders.send((order, answer)).map_err(|_| "the daemon ends".to_owned())?;
+    answered.recv_timeout(ORDER_TIMEOUT).map_err(|error| match error {
+        RecvTimeoutError::Timeout => format!(
+            "the storage has not completed the disk's requests within {} seconds; the change follows when it has",
+            ORDER_TIMEOUT.as_secs()
+        ),
+        RecvTimeoutError::Disconnected => "the disk was removed".to_owned(),
+    })?
+}
+
+/// Connects to the daemon that listens at `path`.
+fn connect(path: &Path) -> Result<Channel, ChannelError> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+        .map_err(|errno| ChannelError::System(errno.into()))?;
+    Ok(Channel::from_fd(socket))
+}
+
+/// Orders the daemon that listens at `path` to change a disk. Returns its size in bytes, or the reason for which the disk
+/// was not changed.
+///
+/// # Errors
+///
+/// Returns an error if there is no daemon, if it belongs to another user, or if it does not answer. The disk may have been
+/// changed then.
+pub fn change_disk(path: &Path, order: DiskOrder) -> Result<Result<u64, String>, ChannelError> {
+    let channel = connect(path)?;
+    channel.send(&ToServe::Disk(order), &[])?;
+    match channel.receive_within(ORDER_TIMEOUT + CLIENT_TIMEOUT)?.0 {
+        FromServe::DiskChanged(outcome) => Ok(outcome),
+        _ => Err(ChannelError::Closed),
+    }
 }
 
 /// Asks the daemon that listens at `path` for its state.
@@ -342,15 +432,7 @@ fn answer_one(channel: &Channel, snapshot: &Snapshot) -> Result<(), ChannelError
 ///
 /// Returns an error if there is no daemon, if it belongs to another user, or if it does not answer.
 pub fn ask(path: &Path) -> Result<Snapshot, ChannelError> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
-        .map_err(|errno| ChannelError::System(errno.into()))?;
-    let channel = Channel::from_fd(socket);
+    let channel = connect(path)?;
     channel.send(&ToServe::Status, &[])?;
     let mut snapshot = Snapshot::default();
     loop {
@@ -359,6 +441,7 @@ pub fn ask(path: &Path) -> Result<Snapshot, ChannelError> {
             FromServe::Vif(vif) => snapshot.vifs.push(*vif),
             FromServe::Vbd(disk) => snapshot.disks.push(*disk),
             FromServe::End => return Ok(snapshot),
+            FromServe::DiskChanged(_) => return Err(ChannelError::Closed),
         }
     }
 }
@@ -366,6 +449,7 @@ pub fn ask(path: &Path) -> Result<Snapshot, ChannelError> {
 #[cfg(test)]
 mod tests {
     use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
+    use ringfence_sys::mailbox::mailbox;
 
     use super::*;
 
@@ -392,6 +476,10 @@ mod tests {
         dir.path().join("s.sock")
     }
 
+    fn listen(dir: &tempfile::TempDir) -> StatusSocket {
+        StatusSocket::listen(&path(dir), mailbox().unwrap().0).unwrap()
+    }
+
     fn connected(dir: &tempfile::TempDir) -> OwnedFd {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
@@ -402,7 +490,7 @@ mod tests {
     #[test]
     fn descriptor_to_the_status_socket_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let _socket = StatusSocket::listen(&path(&dir)).unwrap();
+        let _socket = listen(&dir);
         assert_descriptors_are_refused(connected(&dir));
     }
 
@@ -411,7 +499,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         // A file of an earlier daemon is replaced.
         std::fs::write(path(&dir), "").unwrap();
-        let socket = StatusSocket::listen(&path(&dir)).unwrap();
+        let socket = listen(&dir);
         let asked = path(&dir);
         let client = std::thread::spawn(move || ask(&asked).unwrap());
         while !client.is_finished() {
@@ -426,7 +514,7 @@ mod tests {
     #[test]
     fn silent_clients_are_limited_and_delay_nobody() {
         let dir = tempfile::tempdir().unwrap();
-        let socket = StatusSocket::listen(&path(&dir)).unwrap();
+        let socket = listen(&dir);
         let silent: Vec<_> = (0..CLIENTS_MAX + 4).map(|_| connected(&dir)).collect();
         let began = std::time::Instant::now();
         socket.answer(|| snapshot(1));

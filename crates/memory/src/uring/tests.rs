@@ -184,6 +184,38 @@ fn ring_of_a_pool_serves_one_user_after_another() {
     }
 }
 
+/// Returns a file whose reads wait until it is written, and its writing end.
+fn slow_file() -> (Arc<OwnedFd>, OwnedFd) {
+    let (reads, writes) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    (Arc::new(reads), writes)
+}
+
+#[test]
+fn ring_with_an_operation_in_flight_changes_its_user_when_that_has_ended() {
+    let Some(pool) = pool(1) else { return };
+    let (reads, writes) = slow_file();
+    let memory = Mapping::private(4096).unwrap().lent();
+    let mut ring = pool.take(reads, 4).unwrap();
+    assert!(ring.read(1, 0, &mut vec![memory.clone()]));
+    ring.submit().unwrap();
+    let mut completed = 0;
+    ring.complete(|_| completed += 1);
+    assert_eq!(completed, 0, "the file is not written yet");
+    std::thread::scope(|scope| {
+        let left = scope.spawn(|| {
+            drop(ring);
+            // The content is there before the ring can have another user.
+            (memory.fetch::<4>(0).unwrap().into_unchecked(), pool.left())
+        });
+        // A ring that did not wait is back in the pool within this time.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let early = pool.left();
+        rustix::io::write(&writes, b"data").unwrap();
+        assert_eq!(left.join().unwrap(), (*b"data", 1));
+        assert_eq!(early, 0, "the kernel still uses the memory of the first user");
+    });
+}
+
 /// Submits one entry and returns its result.
 fn result_of(ring: &mut IoUring, entry: &squeue::Entry) -> i32 {
     // SAFETY: the entry's addresses are null. An operation that is not refused fails with them.

@@ -115,7 +115,8 @@ impl Export {
         let offer = offer(&geometry);
         let ExportOptions { name, description, .. } = options.clone();
         let export = nbd::offer::Export { name, description, offer };
-        let mut server = Server::new(listener.into(), &stop, queue, geometry, export, options)?;
+        let of_disk = (Arc::clone(disk), queue);
+        let mut server = Server::new(listener.into(), &stop, of_disk, geometry, export, options)?;
         let thread =
             std::thread::Builder::new().name("nbd export".to_owned()).spawn(move || {
                 if let Err(error) = server.run() {

@@ -9,9 +9,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
+use ringfence_block::storage::{Disk, DiskQueue, Done, Geometry, Op, Request, Segment};
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::numbers::{bounded, usize_from};
@@ -74,6 +75,7 @@ struct Active {
 pub(super) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
+    disk: Arc<dyn Disk>,
     queue: Box<dyn DiskQueue>,
     geometry: Geometry,
     export: Export,
@@ -102,7 +104,7 @@ impl Server {
     pub(super) fn new(
         listener: OwnedFd,
         stop: &WakeFd,
-        queue: Box<dyn DiskQueue>,
+        (disk, queue): (Arc<dyn Disk>, Box<dyn DiskQueue>),
         geometry: Geometry,
         export: Export,
         options: ExportOptions,
@@ -115,6 +117,7 @@ impl Server {
         Ok(Server {
             epoll,
             listener,
+            disk,
             queue,
             geometry,
             export,
@@ -234,6 +237,8 @@ impl Server {
     /// already.
     fn new_client(&mut self, stream: OwnedFd) -> Option<ExportConnection> {
         let refused = self.clients.values().filter(|client| client.is_refused()).count();
+        // A client learns the size once, when it connects.
+        self.export.offer.bytes = self.disk.geometry().bytes;
         let (export, limit) = (self.export.clone(), self.options.clients_max);
         let deadline = Instant::now() + self.options.handshake;
         if self.clients.len() - refused < limit {

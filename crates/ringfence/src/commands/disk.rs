@@ -1,6 +1,9 @@
-//! `ringfence disk info`: says how a file would be served as a disk, with the chain of an image, and why not.
+//! `ringfence disk`: `info` says how a file would be served as a disk, with the chain of an image, and why not. `snapshot` and
+//! `resize` change the disk of a running guest (`changes`).
 //!
-//! The command reads the headers of the files and takes no lock, so a disk that is in use can be described.
+//! `info` reads the headers of the files and takes no lock, so a disk that is in use can be described.
+
+mod changes;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +19,7 @@ use crate::disk::{DiskSpec, Source};
 /// Exit status for a disk that would not be served.
 const STATUS_REFUSED: u8 = 1;
 
-/// Actions on disks that no guest uses.
+/// Actions of `ringfence disk`.
 #[derive(Debug, clap::Subcommand)]
 pub enum DiskCommand {
     /// Say how a file would be served as a disk, with its backing files, and why not
@@ -36,6 +39,58 @@ pub enum DiskCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Put an overlay above the disk of a running guest, which goes on
+    ///
+    /// The overlay is a new qcow2 image. It takes all writes from now on, and the file of the disk is its backing file, with the
+    /// content of one moment: every write that the guest knows of, flushed. Nothing may write to that file any more. At its
+    /// next start the guest must be given the overlay; the command says how.
+    #[command(allow_missing_positional = true, after_help = SNAPSHOT_EXAMPLES)]
+    Snapshot {
+        #[command(flatten)]
+        target: Target,
+        /// The disk: its number, or its name in the domain's configuration [default: the only one]
+        #[arg(value_name = "DEV", index = 2)]
+        device: Option<String>,
+        /// Path of the overlay. It does not exist yet
+        #[arg(value_name = "NEW.qcow2", index = 3)]
+        overlay: PathBuf,
+    },
+    /// Let a running guest have all of a disk that was enlarged
+    ///
+    /// Linux takes the new size at once. Programs at the NBD socket of `ringfence run` have it when they connect anew. Disks only
+    /// grow. Images are enlarged while no guest uses them (`qemu-img resize`).
+    #[command(after_help = RESIZE_EXAMPLES)]
+    Resize {
+        #[command(flatten)]
+        target: Target,
+        /// The disk: its number, or its name in the domain's configuration [default: the only one]
+        #[arg(value_name = "DEV", index = 2)]
+        device: Option<String>,
+        /// Size that the file gets first, with the unit K, M, G or T [default: the size that it has]
+        #[arg(value_name = "SIZE", index = 3)]
+        size: Option<String>,
+    },
+}
+
+const SNAPSHOT_EXAMPLES: &str = "\
+Examples:
+  ringfence disk snapshot web after-setup.qcow2
+  ringfence disk snapshot vm1 xvda /srv/vm1-tuesday.qcow2";
+
+const RESIZE_EXAMPLES: &str = "\
+Examples:
+  ringfence disk resize web 20G
+  lvextend -L +10G /dev/vg/vm1 && ringfence disk resize vm1 xvda";
+
+/// Guest whose disk is changed.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Name of a guest of `ringfence run` or PID of its launcher; or name or number of a domain of `ringfence serve`
+    #[arg(index = 1)]
+    pub guest: String,
+    /// Socket of the daemon; GUEST is a domain then [default: as the daemon's configuration says]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
 }
 
 /// Description of a disk. The field names are those of `--json`.
@@ -108,9 +163,22 @@ impl MemberDescription {
 ///
 /// # Errors
 ///
-/// Returns an error for a disk that is no file.
+/// Returns an error for a disk that is no file, and for a change that was not made.
 pub fn run(command: &DiskCommand) -> anyhow::Result<(String, u8)> {
-    let DiskCommand::Info { disk, json } = command;
+    match command {
+        DiskCommand::Info { disk, json } => describe(disk, *json),
+        DiskCommand::Snapshot { target, device, overlay } => {
+            Ok((changes::snapshot(target, device.as_deref(), overlay)?, 0))
+        }
+        DiskCommand::Resize { target, device, size } => {
+            let (device, bytes) = changes::device_and_size(device.as_deref(), size.as_deref())?;
+            Ok((changes::resize(target, device, bytes)?, 0))
+        }
+    }
+}
+
+/// Describes a disk. Returns the text and the exit status.
+fn describe(disk: &DiskSpec, json: bool) -> anyhow::Result<(String, u8)> {
     let description = match &disk.source {
         Source::File { path, options } => describe_file(path, options),
         Source::Image { path, options } => describe_image(path, options),

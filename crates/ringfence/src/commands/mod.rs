@@ -30,6 +30,8 @@ use ringfence_sandbox::Ending;
 use ringfence_sandbox::cgroup::{Limits, Usage};
 use serde::{Deserialize, Serialize};
 
+use ringfence_block::storage::file::FileOptions;
+use ringfence_block::storage::qcow2::{ChainFacts, MemberFormat};
 use ringfence_driver::switchboard::FrontendLevels;
 use ringfence_guest::ListeningPorts;
 use ringfence_uplink_process::egress::live::{PolicyReply, PolicyRequest};
@@ -71,6 +73,20 @@ pub(crate) enum Request {
     UplinkTotals,
     /// Requests the levels of the memory that the guest lends.
     Levels,
+    /// Asks how a disk of the guest is served.
+    Disk(u16),
+    /// Replaces a disk by an overlay above it. Comes with the files of the overlay's chain.
+    Snapshot {
+        /// Number of the guest's disk.
+        number: u16,
+        overlay: Box<OverlayFacts>,
+    },
+    /// Enlarges a disk to a size in bytes, or accepts the size that its storage has.
+    ResizeDisk {
+        /// Number of the guest's disk.
+        number: u16,
+        bytes: Option<u64>,
+    },
     /// Asks for the TCP ports at which processes of the guest listen, and for this one among them.
     Listening(u16),
 }
@@ -93,6 +109,12 @@ pub(crate) enum Reply {
     /// Totals of the uplink, if there is one.
     UplinkTotals(Option<Box<UplinkTotals>>),
     Levels(FrontendLevels),
+    /// Answer to [`Request::Disk`].
+    Disk(Box<ServedFacts>),
+    /// The disk is replaced or enlarged, and has this size.
+    DiskChanged {
+        bytes: u64,
+    },
     /// TCP ports at which processes of the guest listen.
     Listening(ListeningPorts),
     /// The request failed: for example, the command that the client asked for was not started.
@@ -102,6 +124,28 @@ pub(crate) enum Reply {
         /// Reason, for the user.
         why: String,
     },
+}
+
+/// File or image of a disk, as it is served now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ServedFacts {
+    pub(crate) path: OsString,
+    pub(crate) format: MemberFormat,
+    /// Backing files may lie in other folders.
+    pub(crate) any_folder: bool,
+    /// Size of the disk in bytes.
+    pub(crate) bytes: u64,
+    pub(crate) sector_size: u32,
+    pub(crate) options: FileOptions,
+}
+
+/// Overlay that takes the place of a disk.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OverlayFacts {
+    pub(crate) path: OsString,
+    /// Backing files may lie in other folders.
+    pub(crate) any_folder: bool,
+    pub(crate) chain: Box<ChainFacts>,
 }
 
 /// Description of a guest. The field names are those of `ringfence ps --json`.

@@ -1,8 +1,8 @@
 //! Disks of a guest in its launcher.
 //!
 //! Only the launcher may open files. It opens and locks each file, reads its properties, and passes
-//! the descriptor to the driver domain without keeping it, so that the lock ends with the driver
-//! domain's last I/O. The socket at which the frontend exports the disk comes from the guest's init
+//! the descriptor to the driver domain. It keeps a copy of a disk's own files for later changes (`disk_changes`).
+//! The socket at which the frontend exports the disk comes from the guest's init
 //! ([`GuestDisks::take_from_guest`]), which makes it where this guest alone has a path to it.
 //!
 //! The launcher also connects to a disk's NBD server, and connects again when the driver domain
@@ -23,6 +23,7 @@ use rustix::net::SocketAddrUnix;
 use super::devices::Device;
 use super::options::SwitchChoice;
 use super::report::Reporter;
+use super::served_file::Storage;
 use crate::disk::{DiskSpec, device_variable, dial, uri_of, uri_variable, variable};
 use ringfence_block::blkback::BlkbackOptions;
 use ringfence_driver::switchboard::{
@@ -49,6 +50,8 @@ struct Prepared {
     /// Listening socket for the frontend, once init has made it.
     socket: Option<OwnedFd>,
     frontend: DiskFrontend,
+    /// Storage as it is served now.
+    storage: Storage,
 }
 
 /// Disks of one guest.
@@ -83,11 +86,13 @@ impl GuestDisks {
             let opened = spec.source.open(&|text| reporter.problem(text))?;
             disks.connectors.extend(opened.connector.map(|connector| (handle, connector)));
             let (medium, files) = (opened.medium, opened.files);
+            let storage = Storage::of(&spec.source, &medium, &files)?;
             disks.list.push(Prepared {
                 request: Some(DiskRequest { handle, mode: spec.mode.name().to_owned(), medium }),
                 files,
                 socket: None,
                 frontend: DiskFrontend::of(spec.mode),
+                storage,
             });
         }
         Ok(disks)
@@ -107,6 +112,20 @@ impl GuestDisks {
             SwitchChoice::Shared(_) if own > 0 => own.max(SHARED_RINGS),
             _ => own,
         }
+    }
+
+    /// Returns the storage of a disk.
+    pub(super) fn storage_mut(&mut self, number: u16) -> Option<&mut Storage> {
+        self.list.get_mut(usize::from(number)).map(|disk| &mut disk.storage)
+    }
+
+    /// Returns the paths and addresses of the disks, as they are served now.
+    pub(super) fn texts(&self) -> Vec<String> {
+        let text = |disk: &Prepared| match &disk.storage {
+            Storage::File(served) => served.text.clone(),
+            Storage::Server(address) => address.clone(),
+        };
+        self.list.iter().map(text).collect()
     }
 
     /// Returns the number of disks.

@@ -89,6 +89,9 @@ impl GuestProcesses<'_> {
             (ProcessEvent::UplinkGone(ended), _) => return Err(self.gone("the uplink", &ended)),
 
             (Driver(FromDriver::Stats(stats)), Running) => self.counters_are_there(*stats),
+            (Driver(FromDriver::DiskChanged { handle, problem }), Running) => {
+                self.disk_is_changed(handle, problem);
+            }
             (Driver(FromDriver::DeviceClosed(why)), _) => {
                 self.report_problem(
                     "the driver domain closed this guest's network interface",

@@ -66,6 +66,18 @@ impl GuestProcesses<'_> {
                 self.ask_for_levels(id);
                 Ok(())
             }
+            ClientEvent::Request(id, Request::Disk(number), _) => {
+                self.describe_disk(id, number);
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::Snapshot { number, overlay }, fds) => {
+                self.begin_snapshot(id, number, *overlay, fds);
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::ResizeDisk { number, bytes }, _) => {
+                self.begin_resize(id, number, bytes);
+                Ok(())
+            }
             ClientEvent::Request(id, Request::Listening(port), _) => {
                 self.send_to_guest(&ToGuest::Listening { id, port }, &[])
             }
@@ -204,7 +216,7 @@ impl GuestProcesses<'_> {
             addresses: self.attached().map_or_else(Vec::new, |a| texts(&a.addresses)),
             uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),
             ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
-            disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
+            disks: self.disks.texts(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             filter: filter::describe(&options.filter),
             policy: self.uplink().and_then(|uplink| live::describe(uplink.egress.policy()?)),

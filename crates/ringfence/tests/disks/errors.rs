@@ -78,26 +78,16 @@ fn full_file_system_fails_writes_and_keeps_acknowledged_data() {
     holds(&mut driver, 9 * MIB, 7);
 }
 
-/// Returns the process that has a file open.
-fn holder_of(path: &Path) -> String {
-    let held = |process: &Path| {
-        let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| file == path)
-    };
-    let mut processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let holder = processes.find(|process| held(process)).expect("a process has the file open");
-    holder.file_name().unwrap().to_str().unwrap().to_owned()
-}
-
 #[test]
 fn write_beyond_limit_of_file_size_is_no_space_and_disk_works() {
     require!(Need::Guests, Need::Root, Need::Program("prlimit", "util-linux"));
     let lab = Lab::new();
     let path = image_file(&lab, 8).canonicalize().unwrap();
     let disk = format!("{},cache=writeback", path.display());
-    let (_guest, disk) = served_within(&lab, &disk, NEVER);
+    let (guest, disk) = served_within(&lab, &disk, NEVER);
     let mut driver = Driver::new(disk.queue(4).unwrap());
-    succeed(&["prlimit", "--pid", &holder_of(&path), "--fsize=4194304"]);
+    let process = guest.inner("driver").pid.as_raw_nonzero().to_string();
+    succeed(&["prlimit", "--pid", &process, "--fsize=4194304"]);
     assert_eq!(driver.write(6 << 20, &[1; 65536]), Err(libc::ENOSPC));
     driver.write(1 << 20, &[2; 65536]).unwrap();
     assert_eq!(flush(&mut driver), Ok(()));

@@ -67,6 +67,15 @@ impl Lab {
         self.write(&of.device, key, value);
     }
 
+    /// Runs `ringfence disk` with the daemon's socket. Returns its status and its output.
+    fn disk_command(&self, words: &[&str]) -> (Option<i32>, String) {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ringfence"));
+        command.arg("disk").args(words).arg("--socket").arg(self.socket());
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    }
+
     /// Creates a guest with a disk as libxl does, with these additional keys.
     fn disk_guest(&mut self, keys: &[(&str, &str)]) -> Guest {
         let (_, socket) = self.hub.admit(None, false).unwrap();
@@ -375,4 +384,108 @@ fn qcow2_image_of_target_is_served_with_its_base() {
     driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
     assert_eq!(driver.read(4096, 1024), Ok([[7; 512], [3; 512]].concat()));
     assert_eq!(fs::read(&base).unwrap(), vec![3; 1 << 20]);
+}
+
+#[test]
+fn snapshot_of_target_is_named_in_params_and_served_after_the_guest_returns() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 1 << 20);
+    let new = lab.dir.path().join("images/new.qcow2");
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    let mut driver = guest.driver();
+    driver.write(0, &[1; 4096]).unwrap();
+    let domain = guest.device.frontend.0.to_string();
+    let (status, text) = lab.disk_command(&["snapshot", &domain, "xvda", new.to_str().unwrap()]);
+    assert_eq!(status, Some(0), "{text}");
+    let params = format!("qcow2:{}", new.display());
+    assert!(text.contains(&format!("target={params}")), "{text}");
+    assert_eq!(lab.key(&guest, "params"), Some(params.clone()));
+    driver.write(4096, &[2; 4096]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    let below = [vec![1; 4096], vec![0; (1 << 20) - 4096]].concat();
+    assert!(fs::read(&image).unwrap() == below, "nothing is written below the overlay");
+    let row = lab.row(&guest);
+    assert_eq!((row.storage.as_deref(), row.format.as_deref()), (new.to_str(), Some("qcow2")));
+    assert_eq!(row.engine, None, "threads without a choice");
+    // Nobody gets the file for writing, and readers do.
+    let options =
+        |read_only| ringfence_block::storage::file::FileOptions { read_only, ..Default::default() };
+    let file = fs::File::open(&image).unwrap();
+    assert!(byte_lock::is_locked_elsewhere(&file, 201).unwrap(), "it denies writers");
+    assert!(!byte_lock::is_locked_elsewhere(&file, 101).unwrap(), "it writes no more");
+    assert!(ringfence_block::storage::file::FileDisk::open(&image, &options(true)).is_ok());
+    // The next connection of the guest, and a daemon that takes over, find the overlay.
+    guest.front.close(&mut guest.store).unwrap();
+    wait_until("it is let go of", || !lab.row(&guest).connected);
+    let state = format!("{}/state", guest.device.frontend_path());
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    // A frontend that finds the backend closed would leave.
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
+    guest.connect();
+    assert_eq!(guest.driver().read(0, 8192).unwrap(), [[1; 4096], [2; 4096]].concat());
+    assert_eq!(lab.row(&guest).storage.as_deref(), new.to_str());
+}
+
+#[test]
+fn enlarged_file_reaches_a_connected_guest() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 1 << 20);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap()), ("dev", "xvdb")]);
+    guest.connect();
+    let mut driver = guest.driver();
+    let domain = guest.device.frontend.0.to_string();
+    let (status, text) = lab.disk_command(&["resize", &domain]);
+    assert!(status == Some(125) && text.contains("enlarge that first"), "{text}");
+    assert_eq!(lab.disk_command(&["resize", &domain, "xvdb", "2M"]).0, Some(0));
+    wait_until("the frontend has the size", || {
+        guest.look();
+        guest.geometry().bytes == 2 << 20
+    });
+    assert_eq!(lab.key(&guest, "sectors").as_deref(), Some("4096"));
+    assert_eq!(guest.back_state(), Some(XenbusState::Connected));
+    driver.write((2 << 20) - 512, &[4; 512]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(fs::read(&image).unwrap()[(2 << 20) - 512..], [4; 512]);
+    let engine = if check_uring().is_ok() { "io_uring" } else { "threads" };
+    assert_eq!(lab.row(&guest).engine.as_deref(), Some(engine), "the rings are used again");
+    fs::File::options().write(true).open(&image).unwrap().set_len(3 << 20).unwrap();
+    let (status, text) = lab.disk_command(&["resize", &domain, "xvdb"]);
+    assert!(status == Some(0) && text.contains(&(3 << 20).to_string()), "{text}");
+    assert_eq!(lab.row(&guest).bytes, Some(3 << 20));
+}
+
+#[test]
+fn change_of_disk_that_is_refused_says_why_and_changes_nothing() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 1 << 20);
+    let keys = [("params", "iqn"), ("script", "/etc/xen/scripts/block-iscsi")];
+    let mut scripted = lab.disk_guest(&keys);
+    lab.write_vbd(&scripted, "physical-device-path", image.to_str().unwrap());
+    scripted.connect();
+    let domain = scripted.device.frontend.0.to_string();
+    let new = |name: &str| lab.dir.path().join("images").join(name).display().to_string();
+    let refused = |words: &[&str], why: &str| {
+        let (status, text) = lab.disk_command(words);
+        assert!(status == Some(125) && text.contains(why), "{words:?}: {text}");
+    };
+    refused(&["snapshot", &domain, "xvda", &new("n")], "script");
+    refused(&["snapshot", &domain, "xvdz", &new("n")], "no such disk: xvda");
+    refused(&["snapshot", "999", &new("n")], "`999`");
+    refused(&["snapshot", &domain, &new("a")], "exists already");
+    let outside = lab.dir.path().join("outside.qcow2").display().to_string();
+    refused(&["snapshot", &domain, &outside], "script");
+    assert!(!Path::new(&new("n")).exists() && !Path::new(&outside).exists());
+    scripted.driver().write(0, &[1; 512]).unwrap();
+    let second = lab.image("b", 1 << 20);
+    let mut guest = lab.disk_guest(&[("params", second.to_str().unwrap())]);
+    guest.connect();
+    let domain = guest.device.frontend.0.to_string();
+    let (status, text) = lab.disk_command(&["snapshot", &domain, &outside]);
+    assert!(status == Some(125) && text.contains("`paths` in [disks]"), "{text}");
+    assert!(!Path::new(&outside).exists());
+    assert_eq!(lab.key(&guest, "params").as_deref(), second.to_str());
+    guest.driver().write(0, &[3; 512]).unwrap();
+    guest.driver().run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(fs::read(&second).unwrap()[..512], [3; 512], "the disk is where it was");
 }

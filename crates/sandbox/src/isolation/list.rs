@@ -142,6 +142,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // block/src/storage/file/growth.rs: how large a disk is now
     // block/src/storage/file/lock.rs: the mark of the process that serves a disk
     // block/src/storage/qcow2/chain.rs: the files of an image
     // block/src/storage/qcow2/file.rs: how long the file of an image is
@@ -152,6 +153,7 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/xen/disks/opener.rs: whether a disk is on another machine
     // platform/src/local/arena.rs: that an arena is on tmpfs
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstatfs, &[]),
+    // block/src/storage/file/growth.rs: a disk that an administrator enlarges
     // driver/src/xen/records.rs: records of queues
     on(DAEMON, libc::SYS_ftruncate, &[]),
     // sandbox/src/isolation/syscalls.rs: locks, joining threads

@@ -23,6 +23,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
 use super::super::signature::{EXAMINED, Format};
+use super::growth::measure;
 use super::lock::{self, LockHolder};
 use super::options::{Engine, FileOptions};
 
@@ -502,13 +503,7 @@ fn bytes(
 
 /// Returns the size of the file in bytes.
 fn length(file: &OwnedFd, kind: FileKind, path: &Path) -> Result<u64, OpenFileError> {
-    match kind {
-        FileKind::Regular => {
-            let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
-            Ok(stat.st_size.max(0).cast_unsigned())
-        }
-        FileKind::BlockDevice => blkdev::size(file).map_err(system("asking for the size of", path)),
-    }
+    measure(file, kind).map_err(system("asking for the size of", path))
 }
 
 fn physical(file: &OwnedFd, kind: FileKind, sector_size: u32) -> u32 {

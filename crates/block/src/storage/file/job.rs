@@ -48,6 +48,13 @@ impl Policy {
         Policy { facts: *facts, cache: options.cache, bounce_always, discard, frees_zeros, zeros }
     }
 
+    /// Returns the settings of the same file with another size in bytes.
+    pub(super) fn resized(&self, bytes: u64) -> Policy {
+        let mut resized = self.clone();
+        resized.facts.bytes = bytes;
+        resized
+    }
+
     pub(super) fn kind(&self) -> FileKind {
         self.facts.kind
     }

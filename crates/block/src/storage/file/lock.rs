@@ -151,6 +151,30 @@ pub(super) fn acquire(
     }
 }
 
+/// Turns the locks of a disk into those of a backing file: others may read it, and no program may write it until the last
+/// descriptor of this open file is closed.
+///
+/// # Errors
+///
+/// Returns the system's error.
+pub fn give_up_writing(file: &OwnedFd) -> io::Result<()> {
+    // In this order: the byte that denies writing to others stays locked, so no program can write meanwhile.
+    match byte_lock::unlock(file, Permission::Write.held()) {
+        Err(error) if !has_no_byte_locks(&error) => Err(error),
+        _ => Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockShared)?),
+    }
+}
+
+/// Locks a file of an image for reading, after the disk that wrote it has given up its locks for writing. Waits as for a
+/// disk that is opened.
+///
+/// # Errors
+///
+/// Returns [`OpenFileError`] if another program writes the file.
+pub fn lock_backing(file: &OwnedFd, path: &Path) -> Result<(), OpenFileError> {
+    acquire(file, true, path, &|text| tracing::warn!("{text}"))
+}
+
 /// Marks a locked disk that io_uring may serve. Returns the descriptor that the process keeps beside the file, or `None`
 /// if the file system has no byte locks, or another file has the path by now: the disk then has no marks.
 pub(super) fn mark(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
@@ -285,6 +309,33 @@ mod tests {
         drop(first);
         assert!(!is_draining(&second));
         assert_eq!(attempt(&second, false), None);
+    }
+
+    #[test]
+    fn disk_that_becomes_a_backing_file_admits_readers_and_no_writer_meanwhile() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 512]).unwrap();
+        let (disk, backing, writer) = (open(&path), open(&path), open(&path));
+        assert_eq!(attempt(&disk, false), None);
+        assert_eq!(attempt(&backing, true), Some(LockHolder::Disk));
+        give_up_writing(&disk).unwrap();
+        assert!(attempt(&writer, false).is_some(), "before the reader has its lock");
+        // A program of QEMU has no `flock`.
+        assert_eq!(lock_bytes(&writer, permissions(false)).unwrap(), Some(Permission::Write));
+        unlock_bytes(&writer, permissions(false));
+        assert_eq!(attempt(&backing, true), None);
+        drop(disk);
+        assert!(attempt(&writer, false).is_some(), "after the disk is closed");
+        assert_eq!(
+            lock_bytes(&writer, permissions(false)).unwrap(),
+            Some(Permission::Write),
+            "the reader denies it"
+        );
+        drop(backing);
+        assert_eq!(attempt(&open(&path), false), Some(LockHolder::Qemu("write")), "its own bytes");
+        drop(writer);
+        assert_eq!(attempt(&open(&path), false), None);
     }
 
     #[test]

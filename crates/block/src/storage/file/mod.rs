@@ -31,6 +31,7 @@
 
 mod bounce;
 mod facts;
+mod growth;
 mod job;
 mod lock;
 mod options;
@@ -46,10 +47,11 @@ use ringfence_memory::{LentSlice, Mapping, Uring, UringPool};
 use ringfence_sys::prerequisite::{IO_URING, with_doctor};
 
 pub use facts::{DirectRules, FileDescription, FileFacts, FileKind, OpenFile, OpenFileError};
-pub use lock::LockHolder;
+pub use growth::{check_growth, enlarge, grown, measure};
+pub use lock::{LockHolder, give_up_writing, lock_backing};
 pub use options::{Bounce, CacheMode, Engine, FileOptions, UnknownOption};
 
-use super::{Discard, Disk, DiskQueue, Geometry};
+use super::{Discard, Disk, DiskQueue, Geometry, LiveDisk};
 use job::Policy;
 
 /// Number of zero bytes written at once if the file system cannot zero a range.
@@ -64,7 +66,7 @@ pub struct FileDisk {
     /// Rings of the process. Without a pool each queue makes a ring of its own.
     rings: Option<Arc<UringPool>>,
     /// Mark of the process that serves the disk, until the disk is closed.
-    _mark: Option<OwnedFd>,
+    mark: Option<Arc<OwnedFd>>,
 }
 
 impl FileDisk {
@@ -89,10 +91,11 @@ impl FileDisk {
     /// Returns the system's error if there is no memory.
     pub fn new(opened: OpenFile, options: &FileOptions) -> io::Result<FileDisk> {
         let OpenFile { file, facts, mark } = opened;
+        let mark = mark.map(Arc::new);
         let zeros: LentSlice = Mapping::private(ZEROS)?.lent();
         let policy = Policy::new(&facts, options, zeros);
         let (file, engine) = (Arc::new(file), options.engine);
-        Ok(FileDisk { file, facts, policy, engine, rings: None, _mark: mark })
+        Ok(FileDisk { file, facts, policy, engine, rings: None, mark })
     }
 
     /// Takes the rings of queues from `rings`, in a process whose sandbox makes none.
@@ -206,6 +209,43 @@ impl Disk for FileDisk {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn live(&self) -> Option<&dyn LiveDisk> {
+        Some(self)
+    }
+}
+
+impl LiveDisk for FileDisk {
+    fn storage_bytes(&self) -> io::Result<u64> {
+        let bytes = growth::measure(&self.file, self.facts.kind)?;
+        Ok(bytes - bytes % u64::from(self.facts.sector_size))
+    }
+
+    fn enlarge(&self, bytes: u64) -> io::Result<()> {
+        growth::enlarge(&self.file, self.facts.kind, bytes)
+    }
+
+    fn resized(&self, bytes: u64) -> io::Result<Arc<dyn Disk>> {
+        let FileFacts { bytes: before, sector_size, .. } = self.facts;
+        if bytes < before || !bytes.is_multiple_of(sector_size.into()) {
+            return Err(io::Error::other(format!(
+                "{bytes} bytes are no larger disk of sectors of {sector_size} than {before}"
+            )));
+        }
+        let facts = FileFacts { bytes, ..self.facts };
+        Ok(Arc::new(FileDisk {
+            file: Arc::clone(&self.file),
+            facts,
+            policy: self.policy.resized(bytes),
+            engine: self.engine,
+            rings: self.rings.clone(),
+            mark: self.mark.clone(),
+        }))
+    }
+
+    fn become_backing(&self) -> io::Result<()> {
+        lock::give_up_writing(&self.file)
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::header::{Backing, Header, HeaderError};
-use crate::storage::file::{FileFacts, FileOptions, OpenFile, OpenFileError};
+use crate::storage::file::{FileFacts, FileOptions, OpenFile, OpenFileError, lock_backing};
 use crate::storage::folders::{FolderError, Folders};
 
 /// Maximum number of members of a chain.
@@ -138,6 +138,8 @@ pub enum ChainError {
 enum Purpose<'a> {
     /// Serving: files are locked, and a wait is reported.
     Serve(&'a dyn Fn(&str)),
+    /// Serving above a disk in use, whose files are locked later; the others are locked, and a wait is reported.
+    ServeAbove(&'a dyn Fn(&str)),
     /// Description: files are read, and not locked.
     Describe,
 }
@@ -171,6 +173,25 @@ impl OpenChain {
         Opener::new(options, Some(folders), Purpose::Serve(&report)).run(path)
     }
 
+    /// Opens the chain of an overlay above a disk that is in use, as [`OpenChain::open_below`] does. The files of the image
+    /// below the overlay are locked by [`BackingLocks::take`], when the disk has given up its own locks.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ChainError`].
+    pub fn open_above(
+        path: &Path,
+        options: &ImageOptions,
+        folders: Option<&Folders>,
+    ) -> Result<(OpenChain, BackingLocks), ChainError> {
+        let report = |text: &str| tracing::warn!("{text}");
+        let chain = Opener::new(options, folders, Purpose::ServeAbove(&report)).run(path)?;
+        let below = chain.members.get(1).map_or(path, |member| &member.path);
+        let locks = BackingLocks::of(&chain.facts(), &chain.files, below)
+            .map_err(|source| ChainError::System { path: path.to_owned(), source })?;
+        Ok((chain, locks))
+    }
+
     /// Reads a chain without locks, to describe it.
     ///
     /// # Errors
@@ -196,6 +217,45 @@ impl OpenChain {
         let of_image = header.map(|header| (header.bytes, header.cluster_bits, header.version));
         let (bytes, cluster_bits, version) = of_image.unwrap_or_default();
         ChainFacts { bytes, cluster_bits, version, members }
+    }
+}
+
+/// Files below an overlay that another disk still has for writing.
+#[derive(Debug)]
+pub struct BackingLocks(Vec<(OwnedFd, PathBuf)>);
+
+impl BackingLocks {
+    /// Selects the files below the image of a chain. `path` names them in messages.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error if there is no descriptor for a copy.
+    pub fn of(facts: &ChainFacts, files: &[OwnedFd], path: &Path) -> io::Result<BackingLocks> {
+        let count = |member: &MemberFacts| 1 + usize::from(member.data_file.is_some());
+        let above = facts.members.first().map_or(0, count);
+        let own = facts.members.get(1).map_or(0, count);
+        let files = files.iter().skip(above).take(own);
+        let copies = files.map(|file| Ok((file.try_clone()?, path.to_owned())));
+        Ok(BackingLocks(copies.collect::<io::Result<_>>()?))
+    }
+
+    /// Returns `true` if these files are those of the disk, in their order.
+    pub fn are_of(&self, disk: &[OwnedFd]) -> bool {
+        let number = |file: &OwnedFd| {
+            rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino, stat.st_rdev)).ok()
+        };
+        !disk.is_empty()
+            && disk.len() == self.0.len()
+            && disk.iter().zip(&self.0).all(|(own, (file, _))| number(own) == number(file))
+    }
+
+    /// Locks the files for reading.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first file that another program writes.
+    pub fn take(&self) -> Result<(), OpenFileError> {
+        self.0.iter().try_for_each(|(file, path)| lock_backing(file, path))
     }
 }
 
@@ -384,7 +444,9 @@ impl<'a> Opener<'a> {
         self.seen.push((number, path.to_owned()));
         let options = FileOptions { read_only, ..self.options.file.clone() };
         let report = match self.purpose {
-            Purpose::Serve(report) => Some(report),
+            // The member is added after its files were examined.
+            Purpose::ServeAbove(_) if self.members.len() == 1 => None,
+            Purpose::Serve(report) | Purpose::ServeAbove(report) => Some(report),
             Purpose::Describe => None,
         };
         Ok(OpenFile::of_image(file, path, &options, report)?)
@@ -393,7 +455,9 @@ impl<'a> Opener<'a> {
     /// Sets O_DIRECT on a file if the options ask for it, after its header was read.
     fn use_cache_mode(&self, file: OpenFile, path: &Path) -> OpenFile {
         match self.purpose {
-            Purpose::Serve(_) => file.with_cache_mode(path, &self.options.file),
+            Purpose::Serve(_) | Purpose::ServeAbove(_) => {
+                file.with_cache_mode(path, &self.options.file)
+            }
             Purpose::Describe => file,
         }
     }

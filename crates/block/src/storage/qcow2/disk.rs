@@ -33,7 +33,7 @@ use super::pieces::Pieces;
 use super::queue::ImageQueue;
 use crate::storage::extents::{ExtentList, ExtentState, memory};
 use crate::storage::file::{Bounce, CacheMode, FileFacts, FileKind, FileOptions};
-use crate::storage::{Discard, Disk, DiskQueue, Geometry, Op, Request, check_request};
+use crate::storage::{Discard, Disk, DiskQueue, Geometry, LiveDisk, Op, Request, check_request};
 
 /// Size in bytes of the private memory of one thread.
 const BUFFER: usize = 1 << 20;
@@ -49,6 +49,8 @@ type Place<'a> = (Mapping<'a, Storage>, u64);
 /// Disk on a qcow2 image.
 pub struct QcowDisk {
     image: Arc<Image>,
+    /// Files of the image itself, without those below it.
+    pub(super) own_files: Vec<FileHandle>,
 }
 
 /// Open chain, shared by the threads that serve requests.
@@ -124,6 +126,8 @@ impl QcowDisk {
         }
         let is_valid = files.len() == 0 && facts.members.len() <= DEPTH_MAX;
         let image = members.first().filter(|_| is_valid).ok_or_else(missing)?;
+        let own_files = [Some(&image.file), image.data_file.as_ref()];
+        let own_files = own_files.into_iter().flatten().map(MemberFile::handle).collect();
         let data = image.data_file.as_ref().unwrap_or(&image.file);
         let (data, file) = (data.handle(), *image.file.facts());
         let durability = match options.cache {
@@ -132,7 +136,8 @@ impl QcowDisk {
         };
         let writes = (!file.read_only).then_some(durability);
         let chain = Mutex::new(Some(Closed { members, writes }));
-        Ok(QcowDisk { image: Arc::new(Image::new(chain, data, facts, &file, options, stopped)) })
+        let image = Arc::new(Image::new(chain, data, facts, &file, options, stopped));
+        Ok(QcowDisk { image, own_files })
     }
 }
 
@@ -573,5 +578,9 @@ impl Disk for QcowDisk {
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>> {
         Ok(Box::new(ImageQueue::new(Arc::clone(&self.image), depth)?))
+    }
+
+    fn live(&self) -> Option<&dyn LiveDisk> {
+        Some(self)
     }
 }

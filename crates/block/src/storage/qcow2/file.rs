@@ -150,6 +150,10 @@ impl MemberFile {
 pub(super) struct FileHandle(Arc<OwnedFd>);
 
 impl FileHandle {
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.0
+    }
+
     /// Frees the storage of a range, which reads as zeros then. A file system that cannot keeps it.
     pub(super) fn punch(&self, offset: u64, len: u64) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -23,16 +23,19 @@ mod file;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
 mod header;
+mod live;
 mod order;
+mod overlay;
 mod pieces;
 mod queue;
 
 pub use chain::{
-    ChainError, ChainFacts, DEPTH_MAX, FILES_MAX, ImageOptions, Member, MemberFacts, MemberFormat,
-    OpenChain,
+    BackingLocks, ChainError, ChainFacts, DEPTH_MAX, FILES_MAX, ImageOptions, Member, MemberFacts,
+    MemberFormat, OpenChain,
 };
 pub use disk::QcowDisk;
 pub use header::{Backing, DataFile, Header, HeaderError};
+pub use overlay::{Overlay, OverlayError, OverlaySpec};
 
 #[cfg(test)]
 mod tests;

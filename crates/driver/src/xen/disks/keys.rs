@@ -11,7 +11,7 @@
 //! The format is a prefix of `target=` instead. `raw:` says that a file is raw although it begins like an image of
 //! another format; `qcow2:` that it is an image, and `qcow2,backing=any:` that its backing files may lie in other folders.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ringfence_nbd::client::NbdAddress;
 use ringfence_wire::blkif::keys;
@@ -69,6 +69,8 @@ pub(super) enum NoSource {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct VbdKeys {
     pub(super) source: Result<Source, NoSource>,
+    /// The source is in `params`, and not in the keys of another script.
+    pub(super) is_in_params: bool,
     /// Name of the disk in the guest's configuration.
     pub(super) vdev: Option<String>,
     pub(super) domain_name: Option<String>,
@@ -102,6 +104,7 @@ impl VbdKeys {
             Err(error) => return Err(error),
         };
         Ok(VbdKeys {
+            is_in_params: !written.has_other_script(),
             source: written.source(),
             vdev: vdev?.and_then(text),
             domain_name,
@@ -128,10 +131,13 @@ struct Written {
 }
 
 impl Written {
+    fn has_other_script(&self) -> bool {
+        let script = self.script.clone().and_then(text);
+        script.is_some_and(|script| script.rsplit('/').next() != Some(OUR_SCRIPT))
+    }
+
     fn source(self) -> Result<Source, NoSource> {
-        let script = self.script.and_then(text);
-        let others = script.is_some_and(|script| script.rsplit('/').next() != Some(OUR_SCRIPT));
-        if others {
+        if self.has_other_script() {
             let path = self.path.and_then(text).map(PathBuf::from);
             let path =
                 path.or_else(|| self.physical.and_then(text).and_then(|n| device_by_number(&n)));
@@ -162,6 +168,32 @@ fn device_by_number(text: &str) -> Option<PathBuf> {
     let (major, minor) = text.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     Some(PathBuf::from(format!("/dev/block/{}:{}", number(major)?, number(minor)?)))
+}
+
+impl Source {
+    /// Returns the path of a file or device.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Source::Path(path) | Source::Raw(path) | Source::Image { path, .. } => Some(path),
+            Source::Nbd(_) => None,
+        }
+    }
+
+    /// Returns the format of a file or device.
+    pub(super) fn format(&self) -> Option<&'static str> {
+        match self {
+            Source::Path(_) | Source::Raw(_) => Some("raw"),
+            Source::Image { .. } => Some("qcow2"),
+            Source::Nbd(_) => None,
+        }
+    }
+
+    /// Returns the text of an image in `params`. `None` for another source, and for a path that is no UTF-8.
+    pub(super) fn image_params(&self) -> Option<String> {
+        let Source::Image { path, any_folder } = self else { return None };
+        let (prefix, _) = IMAGE.iter().find(|(_, any)| any == any_folder)?;
+        Some(format!("{prefix}{}", path.to_str()?))
+    }
 }
 
 impl core::fmt::Display for Source {
@@ -218,6 +250,19 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn params_of_image_are_parsed_to_the_same_image() {
+        for any_folder in [false, true] {
+            let image = Source::Image { path: "/srv/b.qcow2".into(), any_folder };
+            let written = Written {
+                params: image.image_params().map(String::into_bytes),
+                ..Written::default()
+            };
+            assert_eq!(written.source(), Ok(image));
+        }
+        assert_eq!(Source::Path("/srv/a".into()).image_params(), None);
     }
 
     #[test]

@@ -8,11 +8,16 @@
 //! `disk-status` say why, and the daemon tries again every two seconds. The storage stays open until
 //! the device is removed, or until its keys or the configuration change while no guest is connected.
 //!
+//! # Changes of a disk in use
+//!
+//! `ringfence disk` orders a snapshot or another size at the status socket (`changes`).
+//!
 //! # Restart
 //!
 //! The backend itself finds the requests that an earlier daemon left in a ring
 //! ([`ringfence_ring::AnyOrderRing`]). There are no other records of disks.
 
+mod changes;
 pub(super) mod keys;
 mod opener;
 pub(super) mod report;

@@ -17,7 +17,9 @@ use ringfence_block::storage::file::{
     Bounce, CacheMode, Engine, FileDisk, FileOptions, OpenFile, OpenFileError,
 };
 use ringfence_block::storage::folders::{FolderError, Folders};
-use ringfence_block::storage::qcow2::{ChainError, ImageOptions, OpenChain, QcowDisk};
+use ringfence_block::storage::qcow2::{
+    BackingLocks, ChainError, ImageOptions, OpenChain, QcowDisk,
+};
 use ringfence_memory::UringPool;
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 use rustix::fs::OFlags;
@@ -166,12 +168,47 @@ fn open_image(path: &Path, request: &OpenRequest, any_folder: bool) -> Opened {
     let options = ImageOptions { file: file_options(request, false), any_folder };
     let folders = Folders::new(request.paths.clone());
     let chain = OpenChain::open_below(path, &options, &folders)?;
-    let mut file = options.file;
+    Ok(Arc::new(serve_chain(chain, options.file, request)?))
+}
+
+/// Creates the disk on an open chain.
+fn serve_chain(
+    chain: OpenChain,
+    mut file: FileOptions,
+    request: &OpenRequest,
+) -> io::Result<QcowDisk> {
     let is_remote_chain = chain.files.iter().any(is_remote);
     if file.bounce == Bounce::Auto && !request.direct_io_safe && is_remote_chain {
         file.bounce = Bounce::Always;
     }
-    Ok(Arc::new(QcowDisk::new(chain, &file)?))
+    QcowDisk::new(chain, &file)
+}
+
+/// Opens an overlay above the storage `below`, which another disk still has.
+///
+/// # Errors
+///
+/// Returns [`OpenError`] also if the overlay is above another file.
+pub(super) fn open_above(
+    request: &OpenRequest,
+    below: &Source,
+) -> Result<(Arc<dyn Disk>, BackingLocks), OpenError> {
+    let (Source::Image { path, any_folder }, Some(below)) = (&request.source, below.path()) else {
+        return Err(io::Error::other("an overlay is an image above a file").into());
+    };
+    let options = ImageOptions { file: file_options(request, false), any_folder: *any_folder };
+    let folders = Folders::new(request.paths.clone());
+    let (chain, locks) = OpenChain::open_above(path, &options, Some(&folders))?;
+    let below = std::fs::canonicalize(below)?;
+    if chain.members.get(1).is_none_or(|member| member.path != below) {
+        return Err(io::Error::other(format!(
+            "{} is not above {}: another snapshot came first",
+            path.display(),
+            below.display()
+        ))
+        .into());
+    }
+    Ok((Arc::new(serve_chain(chain, options.file, request)?), locks))
 }
 
 fn open_file(path: &Path, request: &OpenRequest, rings: &Arc<UringPool>, raw: bool) -> Opened {
@@ -218,6 +255,8 @@ fn open_server(address: &NbdAddress, request: &OpenRequest) -> Opened {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+
+    use ringfence_block::storage::qcow2::{MemberFormat, Overlay, OverlaySpec};
 
     use super::*;
 
@@ -313,5 +352,23 @@ mod tests {
             Opening::begin(request, no_rings(), move || sender.send(()).unwrap()).unwrap();
         told.recv().unwrap();
         assert_eq!(opening.poll().unwrap().unwrap().geometry().bytes, 1024);
+    }
+
+    #[test]
+    fn overlay_above_another_file_than_the_disk_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = std::fs::canonicalize(directory.path()).unwrap();
+        let [own, other, new] = ["own", "other", "new"].map(|name| folder.join(name));
+        [&own, &other].iter().for_each(|path| std::fs::write(path, [0; 8192]).unwrap());
+        let (backing, format) = (own.clone(), MemberFormat::Raw);
+        let spec = OverlaySpec { path: new.clone(), backing, format, bytes: 8192 };
+        Overlay::create(&spec).unwrap().keep();
+        let overlay = request(Source::Image { path: new, any_folder: false }, &[&folder]);
+        let above = |below: &Path| open_above(&overlay, &Source::Path(below.to_owned())).map(drop);
+        assert!(above(&own).is_ok());
+        assert!(above(&other).unwrap_err().to_string().contains("another snapshot came first"));
+        let elsewhere = OpenRequest { paths: vec!["/nonexistent".into()], ..overlay.clone() };
+        let refused = open_above(&elsewhere, &Source::Path(own)).map(drop);
+        assert!(matches!(refused, Err(OpenError::Elsewhere { .. })), "{refused:?}");
     }
 }

@@ -7,6 +7,7 @@ use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::keys::Source;
 use super::vbd::{Storage, XenVbd};
 use crate::ports::device_name;
 use crate::vbds::{Vbd, Vbds, ring_counts, ring_levels};
@@ -47,6 +48,7 @@ pub(in crate::xen) fn vbd_status(
         handle: device.handle,
         vdev: keys.vdev.clone(),
         storage: keys.source.as_ref().ok().map(ToString::to_string),
+        format: keys.source.as_ref().ok().and_then(Source::format).map(str::to_owned),
         bytes: geometry.map(|geometry| geometry.bytes),
         sector_size: geometry.map(|geometry| geometry.sector_size),
         read_only,

@@ -83,25 +83,6 @@ impl<P: Platform> Backends<P, XenDomain> {
         readiness
     }
 
-    /// Builds the request that opens a disk's storage.
-    fn request(&self, vbd: &XenVbd) -> Result<OpenRequest, NoSource> {
-        let XenVbd { keys, settings, .. } = vbd;
-        let disks = &self.domain.config.disks;
-        Ok(OpenRequest {
-            source: keys.source.clone()?,
-            read_only: keys.read_only,
-            discard: keys.discard,
-            direct_io_safe: keys.direct_io_safe,
-            cache: settings.cache,
-            bounce: settings.bounce,
-            engine: settings.engine,
-            sector_size: keys.fixed_sector_size.or(settings.sector_size),
-            paths: disks.paths.clone(),
-            nbd: disks.nbd,
-            in_use: keys.fixed_sector_size.is_some(),
-        })
-    }
-
     /// Opens the storage if it is neither open nor being opened, and collects the result.
     fn open(&self, device: &DeviceId, vbd: &mut Vbd<XenVbd>) -> Result<(), VbdError> {
         if vbd.backend.connection().is_some() {
@@ -111,7 +92,7 @@ impl<P: Platform> Backends<P, XenDomain> {
             return Err(VbdError::KernelBackend);
         }
         self.check_disk_limits(device)?;
-        let request = self.request(&vbd.own);
+        let request = self.domain.disk_request(&vbd.own);
         if vbd.own.request.as_ref() != request.as_ref().ok() {
             // Other storage or other options. The storage stays locked until the last user drops it.
             vbd.backend.set_disk(None);
@@ -157,6 +138,27 @@ impl<P: Platform> Backends<P, XenDomain> {
             }
         }
         Ok(())
+    }
+}
+
+impl XenDomain {
+    /// Builds the request that opens a disk's storage.
+    pub(super) fn disk_request(&self, vbd: &XenVbd) -> Result<OpenRequest, NoSource> {
+        let XenVbd { keys, settings, .. } = vbd;
+        let disks = &self.config.disks;
+        Ok(OpenRequest {
+            source: keys.source.clone()?,
+            read_only: keys.read_only,
+            discard: keys.discard,
+            direct_io_safe: keys.direct_io_safe,
+            cache: settings.cache,
+            bounce: settings.bounce,
+            engine: settings.engine,
+            sector_size: keys.fixed_sector_size.or(settings.sector_size),
+            paths: disks.paths.clone(),
+            nbd: disks.nbd,
+            in_use: keys.fixed_sector_size.is_some(),
+        })
     }
 }
 

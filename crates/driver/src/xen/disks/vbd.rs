@@ -5,6 +5,7 @@ use ringfence_block::vbd::backend::Connection;
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use super::changes::PendingChange;
 use super::keys::{NoSource, VbdKeys};
 use super::opener::{OpenError, OpenRequest, Opening};
 use crate::ports::device_name;
@@ -49,6 +50,8 @@ pub(in crate::xen) struct XenVbd {
     pub(super) storage: Storage,
     /// Reason for which the storage is not open.
     pub(super) cause: Option<VbdError>,
+    /// Change of the disk that has not ended.
+    pub(super) change: Option<PendingChange>,
     /// Value last written to [`DISK_STATUS`].
     reported: Option<String>,
 }
@@ -57,7 +60,7 @@ impl XenVbd {
     /// Creates the record of a disk whose storage is closed.
     pub(super) fn new(keys: VbdKeys, settings: DiskSettings) -> XenVbd {
         let (request, storage, cause, reported) = (None, Storage::Closed, None, None);
-        XenVbd { keys, settings, request, storage, cause, reported }
+        XenVbd { keys, settings, request, storage, cause, change: None, reported }
     }
 
     /// Reports the state of the storage in the log and to the toolstack.
