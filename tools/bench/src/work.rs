@@ -210,15 +210,32 @@ impl Generator {
                 sent,
             )?;
             self.transmit(port, count)?;
+            port.flush().context("flushing")?;
         }
         self.drain(port, idle)?;
         Ok(self.sequence - first)
     }
 
-    /// Sends a batch at once, for which the port has room. Returns its number of packets.
-    pub(super) fn burst(&mut self, port: &mut dyn Port) -> anyhow::Result<usize> {
-        self.fill(self.round, false, None, 0)?;
-        self.transmit(port, self.round)?;
+    /// Sends a batch and publishes it at once. `wait` is called while the port has no room. Returns the number of packets.
+    pub(super) fn burst(
+        &mut self,
+        port: &mut dyn Port,
+        mut wait: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<usize> {
+        let mut left = self.round;
+        while left > 0 {
+            // The room is that for packets of maximum size, of which a ring holds few.
+            let room = port.room().context("looking for room")?.min(left);
+            if room == 0 {
+                port.flush().context("flushing")?;
+                wait()?;
+                continue;
+            }
+            self.fill(room, false, None, 0)?;
+            self.transmit(port, room)?;
+            left -= room;
+        }
+        port.flush().context("flushing")?;
         Ok(self.round)
     }
 
@@ -229,7 +246,7 @@ impl Generator {
             "the port dropped {} of {count} packets it had room for",
             count - done.sent
         );
-        port.flush().context("flushing")
+        Ok(())
     }
 
     /// Returns the number of packets of a batch.

@@ -233,21 +233,18 @@ fn send(
     let port = connected.host.0.as_mut().context("the vif was connected but is gone")?;
     let mut generator = Generator::of(template, setup.burst, &mut **port)?;
     let burst = || {
-        wait_for_room(&mut **port, generator.round())?;
-        generator.burst(&mut **port)
+        let since = Instant::now();
+        // At a fixed load there is room, unless the peer was held up.
+        generator.burst(&mut **port, || {
+            ensure!(
+                since.elapsed() < ROOM_WITHIN,
+                "the peer took no packet within {ROOM_WITHIN:?}"
+            );
+            std::thread::sleep(NAP);
+            Ok(())
+        })
     };
     serve_source(channel, burst, || Ok(()))
-}
-
-/// Waits until a port has room for a burst. At a fixed load there is room, unless the peer was held up.
-fn wait_for_room(port: &mut dyn Port, burst: usize) -> anyhow::Result<()> {
-    let mut since = None;
-    while port.room().context("looking for room")? < burst {
-        let since = *since.get_or_insert_with(Instant::now);
-        ensure!(since.elapsed() < ROOM_WITHIN, "the peer took no packet within {ROOM_WITHIN:?}");
-        std::thread::sleep(NAP);
-    }
-    Ok(())
 }
 
 /// Verifies packets and answers the parent until it closes the channel.
@@ -316,12 +313,17 @@ fn single(channel: &Channel, setup: &CostSetup, path: PathName) -> anyhow::Resul
     let mut generator = Generator::of(template, setup.burst, &mut port)?;
     let mut sent = 0;
     let burst = || {
-        sent += generator.burst(&mut port)?;
+        sent += generator.burst(&mut port, no_room)?;
         let verified = tally.now().verified;
         ensure!(verified == sent as u64, "{verified} of {sent} packets were right");
         Ok(generator.round())
     };
     serve_source(channel, burst, || Ok(()))
+}
+
+/// Fails: nothing else in this thread would make room.
+fn no_room() -> anyhow::Result<()> {
+    bail!("the ring has no room for a burst")
 }
 
 /// Frontend and backend of a vif in one thread.
@@ -380,9 +382,7 @@ impl RingLine {
     /// Sends a burst and takes it at the other end.
     fn burst(&mut self) -> anyhow::Result<usize> {
         // It also takes the responses of the burst before.
-        let room = self.front.room().context("looking for room")?;
-        ensure!(room >= self.generator.round(), "the ring has room for {room} packets");
-        let sent = self.generator.burst(&mut *self.front)?;
+        let sent = self.generator.burst(&mut *self.front, no_room)?;
         let wanted = self.sink.checker.packets() + sent as u64;
         while self.sink.checker.packets() < wanted {
             let work = self.sink.receive(&mut *self.back)?;
