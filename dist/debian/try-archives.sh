@@ -60,7 +60,8 @@ rm -f /etc/ringfence/ringfence.toml.rpmsave && rmdir /etc/ringfence 2>/dev/null
 is 'rpm: nothing is left' "$(left)" ''
 
 archive=/packages/ringfence-$version-1-x86_64.pkg.tar.zst
-# The directory of pacman's database does not exist in Debian.
+# Debian has neither the directories of pacman's database nor the list of mounts that it reads.
+ln -sf /proc/self/mounts /etc/mtab
 mkdir -p /var/lib/pacman /var/cache/pacman/pkg
 arch() { pacman --noconfirm --dbpath /var/lib/pacman --cachedir /var/cache/pacman/pkg "$@"; }
 check 'pacman: it is installed' arch --upgrade "$archive" || give_up 'nothing to use'

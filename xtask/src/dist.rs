@@ -72,10 +72,13 @@ pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result
     let rust = rust_version(root)?;
     let components = dependencies::of_program(root)?;
     let crates = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
-    for file in (Dist { root, components, crates, rust, epoch }).pack(&program, &folder)? {
-        println!("{}", file.display());
+    let made = Dist { root, components, crates, rust, epoch }.pack(&program, &folder)?;
+    made.iter().for_each(|file| println!("{}", file.display()));
+    if !args.r#try {
+        return Ok(true);
     }
-    if args.r#try { package::try_all(&TRIAL, root, target, &folder) } else { Ok(true) }
+    let is_clean = rpm::lint(root, &made)?;
+    Ok(package::try_all(&TRIAL, root, target, &folder)? && is_clean)
 }
 
 /// Trial of the archives. The system has the programs that install each of them.

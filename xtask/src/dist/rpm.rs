@@ -78,6 +78,9 @@ const POLICY: &str = "usr/share/selinux/packages/ringfence.pp";
 /// Names that need a type of their own.
 const CONFINED: [&str; 3] = ["pasta", "passt", "pesto"];
 
+const DEVELOPERS: &str = "The Ringfence developers <dev@ringfence.invalid>";
+const GROUP: &str = "System Environment/Daemons";
+
 /// Returns `true` if this computer can compile the SELinux policy.
 pub(super) fn has_policy_compiler() -> bool {
     // Both print their usage with another status than 0.
@@ -137,7 +140,7 @@ pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Resul
         );
     }
     let spec = work.join("ringfence.spec");
-    std::fs::write(&spec, specification(package, &tree.files()?)?)?;
+    std::fs::write(&spec, specification(package, &tree.files()?, &day(package.epoch)?)?)?;
     let define = |name: &str, value: &str| ["--define".to_owned(), format!("{name} {value}")];
     let path =
         |path: &Path| path.to_str().map(str::to_owned).context("a folder's name is not text");
@@ -147,6 +150,7 @@ pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Resul
         .args(define("source_tree", &path(tree.root())?))
         .args(define("_buildhost", "localhost"))
         .args(define("use_source_date_epoch_as_buildtime", "1"))
+        .args(define("source_date_epoch_from_changelog", "0"))
         .args(define("clamp_mtime_to_source_date_epoch", "1"))
         .args(define("_build_id_links", "none"))
         .args(define("_binary_payload", "w19.zstdio"))
@@ -169,13 +173,44 @@ pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Resul
     Ok(made)
 }
 
+/// Returns a moment, in seconds since 1970, as the day of a changelog.
+fn day(epoch: u64) -> anyhow::Result<String> {
+    let moment = format!("--date=@{epoch}");
+    let output = Cmd::new("date")
+        .args(["--utc", &moment, "+%a %b %d %Y"])
+        .env("LC_ALL", "C")
+        .output(Path::new("/"))?;
+    Ok(output.map_err(|message| anyhow::anyhow!("date: {message}"))?.trim().to_owned())
+}
+
+/// Checks packages by rpmlint(1), without its rules that do not apply (`dist/rpmlint.toml`). Returns `false` after an error.
+pub(super) fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
+    let packages = packages.iter().filter(|file| file.extension().is_some_and(|e| e == "rpm"));
+    let packages: Vec<&PathBuf> = packages.collect();
+    if packages.is_empty() || !Cmd::new("rpmlint").args(["--version"]).probe() {
+        println!(
+            "not checked by rpmlint: no package, or rpmlint is missing (Debian package rpmlint)"
+        );
+        return Ok(true);
+    }
+    let config = root.join("dist/rpmlint.toml");
+    Ok(Cmd::new("rpmlint")
+        .args(["--config".as_ref(), config.as_os_str()])
+        .args(packages)
+        .run(root)?)
+}
+
 /// Returns `true` for a file of the SELinux policy's package.
 fn is_of_policy(file: &Path) -> bool {
     file.starts_with(COPIES) || file == Path::new(POLICY)
 }
 
 /// Returns the specification of a package with these files.
-fn specification(package: &SystemPackage<'_>, files: &[PathBuf]) -> anyhow::Result<String> {
+fn specification(
+    package: &SystemPackage<'_>,
+    files: &[PathBuf],
+    day: &str,
+) -> anyhow::Result<String> {
     let (of_policy, files): (Vec<&PathBuf>, Vec<&PathBuf>) =
         files.iter().partition(|file| is_of_policy(file));
     let policy =
@@ -187,7 +222,9 @@ fn specification(package: &SystemPackage<'_>, files: &[PathBuf]) -> anyhow::Resu
          Summary: {SUMMARY}\n\
          License: {LICENCE}\n\
          URL: {URL}\n\
-         Vendor: The Ringfence developers\n\
+         Vendor: {DEVELOPERS}\n\
+         Packager: {DEVELOPERS}\n\
+         Group: {GROUP}\n\
          # The program is static.\n\
          AutoReqProv: no\n\n\
          %description\n{DESCRIPTION}\n\n\
@@ -218,7 +255,13 @@ fn specification(package: &SystemPackage<'_>, files: &[PathBuf]) -> anyhow::Resu
         };
         writeln!(text, "{mark}\"/{path}\"")?;
     }
-    Ok(text + &policy.1)
+    let version = package.version;
+    writeln!(
+        text,
+        "{}\n%changelog\n* {day} {DEVELOPERS} - {version}-{RELEASE}\n- Version {version}: see CHANGELOG.md.",
+        policy.1
+    )?;
+    Ok(text)
 }
 
 /// Returns the declaration of the policy's package, and its scripts and files.
@@ -226,6 +269,7 @@ fn policy_sections(files: &[&PathBuf]) -> (String, String) {
     let declaration = format!(
         "%package selinux\n\
          Summary: SELinux policy for Ringfence in the place of pasta and passt\n\
+         Group: {GROUP}\n\
          Requires: ringfence = %{{version}}-%{{release}}\n\n\
          %description selinux\n{DESCRIPTION_SELINUX}\n\n"
     );
@@ -258,8 +302,9 @@ mod tests {
             "usr/share/licenses/ringfence/LICENSE-MIT",
             "usr/share/man/man1/ringfence.1.gz",
         ];
-        let text = specification(&package, &files.map(PathBuf::from)).unwrap();
+        let text = specification(&package, &files.map(PathBuf::from), "Thu Jan 01 1970").unwrap();
         for line in [
+            "* Thu Jan 01 1970 The Ringfence developers <dev@ringfence.invalid> - 1.2.3-1",
             "Version: 1.2.3",
             "%dir \"/etc/ringfence\"",
             "%dir \"/usr/share/doc/ringfence/docs/lab\"",
@@ -273,7 +318,8 @@ mod tests {
         assert!(!text.contains("%dir \"/usr/bin\"") && !text.contains("selinux"), "{text}");
 
         let files = ["usr/bin/ringfence", "usr/libexec/ringfence/selinux/passt", POLICY];
-        let text = specification(&package, &files.map(PathBuf::from)).unwrap();
+        let text = specification(&package, &files.map(PathBuf::from), &day(9).unwrap()).unwrap();
+        assert!(text.contains("* Thu Jan 01 1970 "), "{text}");
         let (main, policy) = text.split_once("%files selinux\n").unwrap();
         let (_, main) = main.split_once("%files\n").unwrap();
         assert!(main.contains("\"/usr/bin/ringfence\"") && !main.contains("passt"), "{text}");

@@ -128,10 +128,12 @@ pub(crate) enum HostileAnswer {
 /// Times from a packet to its answer.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct RoundTrips {
-    /// Pairs of nanoseconds and count.
-    pub(super) counts: Vec<(u64, u64)>,
+    pub(super) answered: u64,
     /// Packets without an answer.
     pub(super) lost: u64,
+    /// p50, p99 and p99.9 in nanoseconds.
+    pub(super) quantiles: [u64; 3],
+    pub(super) longest: u64,
 }
 
 /// Counters of the verifying port at one moment.

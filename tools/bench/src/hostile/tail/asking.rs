@@ -28,6 +28,8 @@ const LOST_AFTER: Duration = Duration::from_secs(1);
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Packets of a batch.
 const ROUND: usize = 64;
+/// Reported quantiles.
+const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
 /// Packets to the neighbour with each question, if the guest talks to it.
 const TALK: usize = 4;
 
@@ -94,8 +96,7 @@ impl Asker {
                 None => lost += 1,
             }
         }
-        let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
-        Ok(RoundTrips { counts: counts.collect(), lost })
+        Ok(summary(&times, lost))
     }
 
     /// Sends a packet and waits for its answer. Returns `None` if there is none.
@@ -158,6 +159,16 @@ impl Asker {
     }
 }
 
+/// Returns the figures of all answers. The times themselves would exceed a message.
+fn summary(times: &Histogram<u64>, lost: u64) -> RoundTrips {
+    RoundTrips {
+        answered: times.len(),
+        lost,
+        quantiles: QUANTILES.map(|part| times.value_at_quantile(part)),
+        longest: times.max(),
+    }
+}
+
 /// Returns the address that sent a frame.
 fn source(frame: FrameView<'_>) -> Option<[u8; 6]> {
     frame.header().get(6..12)?.try_into().ok()
@@ -206,5 +217,18 @@ mod tests {
         assert!(!verify(&mut checker, frames.next().unwrap(), 4).unwrap());
         assert!(verify(&mut checker, frames.next().unwrap(), 4).unwrap());
         assert!(verify(&mut checker, frames.next().unwrap(), 5).is_err());
+    }
+
+    #[test]
+    fn quantiles_are_those_of_all_answers() {
+        let mut times = histogram().unwrap();
+        for (value, count) in [(10_000, 985), (50_000, 10), (90_000, 5)] {
+            times.record_n(value, count).unwrap();
+        }
+        let found = summary(&times, 3);
+        assert_eq!((found.answered, found.lost), (1000, 3));
+        for (found, wanted) in found.quantiles.into_iter().zip([10_000u64, 50_000, 90_000]) {
+            assert!(found.abs_diff(wanted) < wanted / 500, "{found} {wanted}");
+        }
     }
 }
