@@ -1,4 +1,4 @@
-//! Scheduling classes (sched(7)).
+//! Scheduling classes of threads (sched(7)).
 
 // #syscall none: benchmarks, whose processes have no list
 

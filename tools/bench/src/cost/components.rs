@@ -2,7 +2,7 @@
 
 use ringfence_access::Mode;
 
-/// Path of packets.
+/// Path that packets take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum PathName {

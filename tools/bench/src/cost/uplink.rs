@@ -106,7 +106,7 @@ impl UplinkLine {
         Ok(UplinkLine { uplink, counters, frame, batch, indices: Vec::new(), server, sent: 0 })
     }
 
-    /// Sends one burst.
+    /// Sends one burst of datagrams.
     pub(super) fn burst(&mut self, count: usize) -> anyhow::Result<()> {
         self.batch.clear();
         self.indices.clear();

@@ -28,7 +28,7 @@ const LOST_AFTER: Duration = Duration::from_secs(1);
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Packets of a batch.
 const ROUND: usize = 64;
-/// Reported quantiles.
+/// Quantiles that are reported.
 const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
 /// Packets to the neighbour with each question, if the guest talks to it.
 const TALK: usize = 4;
