@@ -13,8 +13,8 @@ time of all its processes, which share one core, in ticks of the time-stamp coun
 The cost of a component is the difference of two paths that differ by it alone, in the same round.
 Rows `alone` time one operation of the data path in a loop.
 
-Instructions are those that perf counts for the same processes. Many virtual machines count none; the
-column then has a dash, and a line says why.
+Instructions are those that perf counts for the same processes. Many virtual machines count none;
+the column then has a dash, and a line says why.
 
 The rows of the uplink need user and network namespaces (unshare, ip). They are left out without.";
 

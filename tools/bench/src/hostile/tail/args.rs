@@ -10,13 +10,13 @@ use crate::packet::SIZE_MIN;
 use crate::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
-The guest sends one packet through netfront, netback and the switch of a driver domain to a port that
-verifies and answers it, and sleeps until the answer comes. Beside it runs no neighbour (`absent`, the
-base of all ratios), one that keeps the rules and sends as much as it can (`honest`), or one that
-breaks rules as fast as it can. `ringfence-bench hostile --list` explains the behaviours.
+The guest sends one packet through netfront, netback and the switch of a driver domain to a port
+that verifies and answers it, and sleeps until the answer comes. Beside it runs no neighbour
+(`absent`, the base of all ratios), one that keeps the rules and sends as much as it can (`honest`),
+or one that breaks rules as fast as it can. `ringfence-bench hostile --list` explains behaviours.
 
-With two cores the neighbour shares the guest's core, in the scheduling class SCHED_IDLE, so that the
-guest never waits for it there. With three or more each domain has a core of its own.";
+With two cores the neighbour shares the guest's core, in the scheduling class SCHED_IDLE, so that
+the guest never waits for it there. With three or more each domain has a core of its own.";
 
 /// Latency of a guest alone, beside an honest neighbour and beside hostile ones
 #[derive(Debug, Args)]

@@ -123,7 +123,7 @@ fn layout<'a>() -> Layout<Summary<TailCase<'a>>> {
         .column("p50_ratio", move |row| ratio(row, 0), right("by p50", 7).digits(2))
         .column("p99_ratio", move |row| ratio(row, 1), right("by p99", 7).digits(2))
         .column("p999_ratio", move |row| ratio(row, 2), right("by p99.9", 8).digits(2))
-        .column("within_goal", move |row| ratio(row, 2) <= GOAL, left("goal", 5))
+        .column("within_goal", move |row| ratio(row, 2) <= GOAL, left("goal", 4))
         .legend(format!(
             "Microseconds from a packet of the victim's to its answer, medians of the rounds. `by`: the same quantile as a\n\
              multiple of that of the guest alone (absent), in the same round. `goal`: p99.9 is at most {GOAL} times that alone."
