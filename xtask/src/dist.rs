@@ -5,6 +5,7 @@
 //! | `ringfence-VERSION-x86_64-linux.tar.xz` | the static program, manual pages, completions, guides, unit, profiles, licences |
 //! | `ringfence-VERSION-x86_64-linux-debug.tar.xz` | names and lines of the program, for debuggers |
 //! | `ringfence-VERSION-1.x86_64.rpm` | package for systems with RPM, if rpmbuild is installed |
+//! | `ringfence-selinux-VERSION-1.x86_64.rpm` | SELinux policy, if checkmodule and semodule_package are installed |
 //! | `ringfence-VERSION-1-x86_64.pkg.tar.zst` | package for Arch Linux |
 //! | `ringfence-VERSION-py3-none-….whl` | wheel for Python's package index |
 //! | `ringfence-VERSION.cdx.json` | bill of materials (CycloneDX) |
@@ -32,6 +33,7 @@ use taskkit::exec::Cmd;
 use taskkit::tree::Tree;
 
 use crate::contents;
+use crate::package::{self, Trial};
 use crate::packages::published;
 use dependencies::{Component, TARGET};
 use system::SystemPackage;
@@ -49,6 +51,9 @@ pub(crate) struct DistArgs {
     /// Also pack the crates for a registry, from which `cargo install ringfence` takes them
     #[arg(long)]
     crates: bool,
+    /// Install, use, upgrade and remove the archives in a Debian system of its own (needs root, debootstrap and a network)
+    #[arg(long)]
+    r#try: bool,
     /// Directory for the archives; by default `dist` in the target directory
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -67,11 +72,31 @@ pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result
     let rust = rust_version(root)?;
     let components = dependencies::of_program(root)?;
     let crates = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
-    for file in (Dist { root, components, crates, rust, epoch }).pack(&program, &folder)? {
-        println!("{}", file.display());
+    let made = Dist { root, components, crates, rust, epoch }.pack(&program, &folder)?;
+    made.iter().for_each(|file| println!("{}", file.display()));
+    if !args.r#try {
+        return Ok(true);
     }
-    Ok(true)
+    let is_clean = rpm::lint(root, &made)?;
+    Ok(package::try_all(&TRIAL, root, target, &folder)? && is_clean)
 }
+
+/// Trial of the archives. The system has the programs that install each of them.
+const TRIAL: Trial = Trial {
+    script: "dist/debian/try-archives.sh",
+    releases: &["bookworm"],
+    packages: &[
+        "iproute2",
+        "libnbd-bin",
+        "man-db",
+        "pacman-package-manager",
+        "procps",
+        "python3-venv",
+        "rpm",
+        "xz-utils",
+        "zstd",
+    ],
+};
 
 /// Builds the program, statically linked and without paths of this computer. Returns its path.
 fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
@@ -201,7 +226,7 @@ impl Dist<'_> {
         };
         made.push(arch::build(&package, folder)?);
         if rpm::is_possible() {
-            made.push(rpm::build(&package, folder)?);
+            made.extend(rpm::build(&package, folder)?);
         } else {
             println!("rpmbuild is missing (Debian package rpm): no RPM package");
         }
@@ -307,7 +332,8 @@ mod tests {
             std::fs::create_dir_all(&folder).unwrap();
             made.push(dist.pack(&program, &folder).unwrap());
             let left = std::fs::read_dir(&folder).unwrap().count();
-            let expected = 6 + usize::from(rpm::is_possible());
+            let policy = rpm::is_possible() && rpm::has_policy_compiler();
+            let expected = 6 + usize::from(rpm::is_possible()) + usize::from(policy);
             assert_eq!(
                 left, expected,
                 "only the archives, the bill of materials and the checksums"

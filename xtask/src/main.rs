@@ -10,7 +10,7 @@
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `package`: Debian packages of the program and the kernel modules ([`package`]); `dist`: archives of the program ([`dist`]);
-//!   both have the files of [`contents`]. `fresh`, a step: a new Debian system ([`fresh`]).
+//!   both have the files of [`contents`]. `release`: a version of all of them ([`release`]). `fresh`, a step: a new Debian system ([`fresh`]).
 //! * `book`: the documentation as a site ([`book`]). It and `tidy` read pages by [`markdown`].
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
@@ -31,6 +31,7 @@ mod package;
 mod packages;
 mod programs;
 mod record;
+mod release;
 mod report;
 mod run;
 mod soak;
@@ -85,6 +86,10 @@ enum Command {
     ///
     /// Two runs on one commit make equal bytes. Needs objcopy and strip (binutils), xz, zip, and a static glibc (libc6-dev).
     Dist(dist::DistArgs),
+    /// Make a release as far as it stays on this computer: versions, changelog, text of the tag, packages and archives
+    ///
+    /// Commits version and changelog, and prints the commands that tag, sign and send.
+    Release(release::ReleaseArgs),
     /// Make a site of docs/, with the manual pages and search, by mdBook; check its links
     ///
     /// Without mdBook (`cargo install --locked mdbook`) only the sources of the site are made.
@@ -128,6 +133,8 @@ fn main() -> ExitCode {
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Dist(args) => repository_root()
             .and_then(|root| dist::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Release(args) => repository_root()
+            .and_then(|root| release::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Book(args) => repository_root()
             .and_then(|root| book::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()

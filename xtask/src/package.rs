@@ -26,11 +26,21 @@ use crate::new_system::{self, Extent};
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
 
-/// Debian releases in which the packages are tried.
-const RELEASES: &[&str] = &["bookworm", "trixie"];
+/// Trial of packages in Debian systems.
+pub(crate) struct Trial {
+    /// Script below the root, with the checks.
+    pub(crate) script: &'static str,
+    pub(crate) releases: &'static [&'static str],
+    /// Packages of the systems: what ours depend on, and what the checks use.
+    pub(crate) packages: &'static [&'static str],
+}
 
-/// Packages of the systems in which they are tried: what ours depend on, and what the checks use.
-const SYSTEM: &[&str] = &["dkms", "linux-headers-amd64", "iproute2", "man-db", "procps"];
+/// Trial of the Debian packages.
+const TRIAL: Trial = Trial {
+    script: "dist/debian/try.sh",
+    releases: &["bookworm", "trixie"],
+    packages: &["dkms", "linux-headers-amd64", "iproute2", "man-db", "procps"],
+};
 
 /// Time limit of one system, in seconds.
 const LIMIT: u32 = 600;
@@ -67,9 +77,16 @@ pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Res
     for package in &packages {
         println!("{}", package.display());
     }
-    if !args.r#try {
-        return Ok(true);
-    }
+    if args.r#try { try_all(&TRIAL, root, target, &folder) } else { Ok(true) }
+}
+
+/// Installs, uses and removes the packages of `folder` in each system of a trial. Returns `false` if a check failed.
+pub(crate) fn try_all(
+    trial: &Trial,
+    root: &Path,
+    target: &Path,
+    folder: &Path,
+) -> anyhow::Result<bool> {
     let toolbox = Toolbox::new(root, target);
     anyhow::ensure!(
         toolbox.is_root,
@@ -79,8 +96,8 @@ pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Res
     let missing = toolbox.missing(NEEDS);
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let mut is_good = true;
-    for release in RELEASES {
-        is_good &= try_in(release, root, &folder, &toolbox)?;
+    for release in trial.releases {
+        is_good &= try_in(trial, release, root, folder, &toolbox)?;
     }
     Ok(is_good)
 }
@@ -223,13 +240,19 @@ fn dkms_version(settings: &str) -> Option<&str> {
     Some(line.trim_matches('"'))
 }
 
-/// Installs, uses and removes the packages in a system of `release`. Returns `false` if a check failed.
-fn try_in(release: &str, root: &Path, folder: &Path, toolbox: &Toolbox) -> anyhow::Result<bool> {
+/// Runs the checks of a trial in a system of `release`. Returns `false` if a check failed.
+fn try_in(
+    trial: &Trial,
+    release: &str,
+    root: &Path,
+    folder: &Path,
+    toolbox: &Toolbox,
+) -> anyhow::Result<bool> {
     let system = folder.join("systems").join(release);
     // The last file that is made: a system without it was interrupted.
     let complete = folder.join("systems").join(format!("{release}.complete"));
     if !complete.exists() {
-        new_system::install(&system, release, Extent::Minimal, SYSTEM, toolbox)?;
+        new_system::install(&system, release, Extent::Minimal, trial.packages, toolbox)?;
         std::fs::write(&complete, "")?;
     }
     let (results, log) =
@@ -249,7 +272,7 @@ fn try_in(release: &str, root: &Path, folder: &Path, toolbox: &Toolbox) -> anyho
             "--fork",
             "--kill-child",
         ])
-        .args(["sh".as_ref(), root.join("dist/debian/try.sh").as_os_str()])
+        .args(["sh".as_ref(), root.join(trial.script).as_os_str()])
         .args([system.as_os_str(), folder.as_os_str(), results.as_os_str()])
         .run_to_file(root, &log)?;
     let mut tally = Tally::new(release);

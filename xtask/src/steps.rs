@@ -175,7 +175,16 @@ pub(crate) static STEPS: &[Step] = &[
         name: "package",
         title: "Debian packages, installed, used and removed (`cargo xtask package --try`); crates (`cargo package`) and \
                 archives (`cargo xtask dist`)",
-        needs: &[&tools::DEBOOTSTRAP, &tools::RPMBUILD, &tools::XZ, &tools::ZIP, &tools::ZSTD],
+        needs: &[
+            &tools::DEBOOTSTRAP,
+            &tools::RPMBUILD,
+            &tools::RPMLINT,
+            &tools::CHECKMODULE,
+            &tools::SEMODULE_PACKAGE,
+            &tools::XZ,
+            &tools::ZIP,
+            &tools::ZSTD,
+        ],
         default: None,
         long: Some(Long { parts: others::package_parts, run: others::package }),
     },

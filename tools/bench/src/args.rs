@@ -10,10 +10,12 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 
 use super::block::args::{BlockArgs, PersistentArgs};
 use super::copy::CopyArgs;
+use super::cost::args::CostArgs;
 use super::full_report::args::ReportArgs;
 use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
+use super::hostile::tail::args::TailArgs;
 use super::idle::IdleArgs;
 use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
@@ -35,6 +37,10 @@ pub enum BenchCommand {
     Net(NetArgs),
     /// Effect of a neighbour that breaks rules on a guest that does not
     Hostile(HostileArgs),
+    /// Latency of a guest alone, beside an honest neighbour and beside hostile ones
+    Tail(TailArgs),
+    /// Marginal cost of each component of a packet's path, at a fixed offered load
+    Cost(CostArgs),
     /// Disks through blkfront, rings and blkback, by many guests at once
     Block(BlockArgs),
     /// Repeat the experiments that the source documents describe

@@ -38,6 +38,8 @@ pub enum InternalRole {
     BenchDomain,
     /// One process of a benchmark with hostile guests
     BenchHostile,
+    /// One process of a benchmark of components
+    BenchCost,
     /// One process of a benchmark of disks
     BenchBlock,
     /// One end of a stream of a benchmark

@@ -31,9 +31,9 @@ use crate::harness::STATUS_BENCH_FAILED;
 /// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// Minimum MTU of a vif here; packets may be longer or shorter.
-const MTU_MIN: u32 = 1500;
+pub(super) const MTU_MIN: u32 = 1500;
 /// Bytes that the MTU does not include, as in [`ringfence_frame::port`].
-const LINK_HEADER: u32 = 18;
+pub(super) const LINK_HEADER: u32 = 18;
 
 /// Serves commands until the parent closes the channel. Returns the exit status.
 pub(super) fn main() -> u8 {
@@ -223,7 +223,7 @@ impl Rules {
 pub(crate) struct Host(pub(crate) Option<Box<dyn Port>>);
 
 impl Host {
-    fn take(&mut self) -> anyhow::Result<Box<dyn Port>> {
+    pub(super) fn take(&mut self) -> anyhow::Result<Box<dyn Port>> {
         self.0.take().context("the vif was connected but is gone")
     }
 }
@@ -243,8 +243,8 @@ impl PortHost for Host {
 }
 
 /// Connected side. The frontend is kept, since its memory must outlive the port.
-struct Connected {
-    host: Host,
+pub(super) struct Connected {
+    pub(super) host: Host,
     rules: Rules,
     _frontend: Option<VifFrontend<LocalPlatform>>,
 }
@@ -266,7 +266,8 @@ fn connect(
             channel.send(&PacketAnswer::DeviceMade, &[])?;
             let options = BackendOptions { mode: Mode::for_network(&setup.mode)?, mtu };
             let backend = VifBackend::new(device, options).with_queues(setup.queues);
-            connect_backend(platform, backend, setup)
+            let queues = usize::try_from(setup.queues)?;
+            connect_backend(platform, backend, setup.staging.parse()?, queues)
         }
         Side::Frontend => {
             let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
@@ -277,28 +278,34 @@ fn connect(
     }
 }
 
-fn connect_backend(
+/// Connects a backend and waits until the pages that the frontend stages are there.
+pub(super) fn connect_backend(
     platform: &LocalPlatform,
     mut backend: VifBackend,
-    setup: &PacketSetup,
+    staging: TxStaging,
+    queues: usize,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
-    let (staging, queues) = (setup.staging.parse()?, usize::try_from(setup.queues)?);
     let mut host = Host::default();
     until_connected(|| {
         backend.look(platform, &mut store, &mut host)?;
         backend.serve_control(&mut host);
-        let pages = match staging {
-            TxStaging::Off => 0,
-            TxStaging::Full => QUEUE_PAGES,
-            TxStaging::Heads => HEADER_STAGED_PAGES,
-        };
-        Ok(host.0.is_some() && usize::try_from(backend.staged())? == pages * queues)
+        Ok(host.0.is_some() && usize::try_from(backend.staged())? == staged_pages(staging) * queues)
     })?;
     Ok(Connected { host, rules: Rules(Arc::clone(backend.rules())), _frontend: None })
 }
 
-fn connect_frontend(
+/// Returns the number of pages of a queue that a frontend stages.
+pub(super) fn staged_pages(staging: TxStaging) -> usize {
+    match staging {
+        TxStaging::Off => 0,
+        TxStaging::Full => QUEUE_PAGES,
+        TxStaging::Heads => HEADER_STAGED_PAGES,
+    }
+}
+
+/// Connects a frontend and waits until its pages are staged.
+pub(super) fn connect_frontend(
     platform: &LocalPlatform,
     frontend: VifFrontend<LocalPlatform>,
     staging: TxStaging,
@@ -323,7 +330,9 @@ fn connect_frontend(
 }
 
 /// Polls until `look` returns `true`. A watch is not worthwhile for the few steps of a handshake.
-fn until_connected(mut look: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub(super) fn until_connected(
+    mut look: impl FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + CONNECT_WITHIN;
     while !look()? {
         ensure!(Instant::now() < deadline, "no connection within {CONNECT_WITHIN:?}");

@@ -33,6 +33,7 @@ pub mod block;
 pub mod cli;
 mod copy;
 mod cores;
+pub mod cost;
 mod domain;
 pub mod full_report;
 pub mod grant;
@@ -72,6 +73,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Internal { role } => match role {
             InternalRole::BenchDomain => domain::main(),
             InternalRole::BenchHostile => hostile::process_main(),
+            InternalRole::BenchCost => cost::process::main(),
             InternalRole::BenchBlock => block::domain::main(),
             InternalRole::BenchGsoEnd { role } => gso::end::main(&role),
             InternalRole::BenchLatencyEnd { role } => latency::end::main(role),
@@ -91,6 +93,8 @@ fn main(command: &BenchCommand) -> u8 {
     let outcome = match command {
         BenchCommand::Net(args) => net::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
+        BenchCommand::Tail(args) => hostile::tail::run(args),
+        BenchCommand::Cost(args) => cost::run(args),
         BenchCommand::Block(args) => block::run(args),
         BenchCommand::Seeds(args) => seeds(args),
         BenchCommand::Gso(args) => gso::run(args),

@@ -26,7 +26,7 @@ use super::cores::round_trip_ns;
 use super::hub::RunningHub;
 use super::orders::{Amount, PacketAnswer, PacketSetup, PhaseReport, Side, VifCommand};
 use super::params::{Direction, Pages};
-use super::perf::PerfStat;
+use super::perf::{PerfStat, SYSCALLS};
 use super::report::{self, PacketRow};
 use crate::harness::{Format, Report, progress};
 
@@ -180,7 +180,8 @@ impl PacketCase {
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
         };
         domains.phase(VifCommand::Phase { amount: warm_up, spoil: None }, warm_up)?;
-        let perf = if args.perf_check { Some(PerfStat::begin(&domains.pids())?) } else { None };
+        let perf =
+            if args.perf_check { Some(PerfStat::begin(SYSCALLS, &domains.pids())?) } else { None };
         let (sent, received) =
             domains.phase(VifCommand::Phase { amount, spoil: args.spoil }, amount)?;
         let perf_syscalls = perf.map(PerfStat::end).transpose()?;

@@ -227,6 +227,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
+    #[cfg(test)]
     pub(super) fn new(size: u32) -> Checker {
         Checker::verifying(size, Verify::Full)
     }

@@ -86,21 +86,51 @@ impl<'a> Idle<'a> {
     }
 
     fn sleep(&mut self, port: &mut dyn Port) -> anyhow::Result<()> {
-        if port.arm().context("arming")? {
-            return Ok(());
+        match sleep(port, None, Some(&NAP))? {
+            Slept::Not => {}
+            Slept::InVain => self.counters.syscalls.add(1),
+            Slept::Well | Slept::Other => {
+                self.counters.syscalls.add(1);
+                self.counters.wakeups.add(1);
+            }
         }
-        self.counters.syscalls.add(1);
-        let fds = port.wait_fds();
-        let mut fds: Vec<_> =
-            fds.iter().map(|fd: &BorrowedFd<'_>| PollFd::new(fd, PollFlags::IN)).collect();
-        match poll(&mut fds, Some(&NAP)) {
-            Ok(0) | Err(Errno::INTR) => return Ok(()),
-            Ok(_) => {}
-            Err(error) => return Err(error).context("poll"),
-        }
-        self.counters.wakeups.add(1);
-        port.clear_events().context("clearing events")
+        Ok(())
     }
+}
+
+/// End of a sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Slept {
+    /// The port had work already.
+    Not,
+    /// No event came.
+    InVain,
+    /// An event came.
+    Well,
+    /// The other file is readable, whatever came from the port.
+    Other,
+}
+
+/// Arms a port and sleeps until it has an event, another file is readable, or the time is over.
+pub(super) fn sleep(
+    port: &mut dyn Port,
+    other: Option<BorrowedFd<'_>>,
+    limit: Option<&Timespec>,
+) -> anyhow::Result<Slept> {
+    if port.arm().context("arming")? {
+        return Ok(Slept::Not);
+    }
+    let fds: Vec<BorrowedFd<'_>> = port.wait_fds().into_iter().chain(other).collect();
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    match poll(&mut fds, limit) {
+        Ok(0) | Err(Errno::INTR) => return Ok(Slept::InVain),
+        Ok(_) => {}
+        Err(error) => return Err(error).context("poll"),
+    }
+    let is_other = other.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+    drop(fds);
+    port.clear_events().context("clearing events")?;
+    Ok(if is_other { Slept::Other } else { Slept::Well })
 }
 
 /// Generator of numbered packets.
@@ -118,7 +148,16 @@ pub(super) struct Generator {
 
 impl Generator {
     pub(super) fn new(size: u32, batch: u16, port: &mut dyn Port) -> anyhow::Result<Generator> {
-        let template = Template::new(size);
+        Generator::of(Template::new(size), batch, port)
+    }
+
+    /// Creates a generator of packets of a template.
+    pub(super) fn of(
+        template: Template,
+        batch: u16,
+        port: &mut dyn Port,
+    ) -> anyhow::Result<Generator> {
+        let size = template.bytes().len();
         let room = template.bytes().len().next_multiple_of(64);
         let round = (ROUND_BYTES / room).clamp(1, batch.into());
         let mut batch = Batch::with_capacity(round, round * room);
@@ -170,16 +209,49 @@ impl Generator {
                 spoil.filter(|_| sent <= SPOILT && SPOILT < sent + count as u64),
                 sent,
             )?;
-            let done = port.transmit(&self.batch, &self.indices[..count]).context("sending")?;
-            ensure!(
-                done.sent == count,
-                "the port dropped {} of {count} packets it had room for",
-                count - done.sent
-            );
+            self.transmit(port, count)?;
             port.flush().context("flushing")?;
         }
         self.drain(port, idle)?;
         Ok(self.sequence - first)
+    }
+
+    /// Sends a batch and publishes it at once. `wait` is called while the port has no room. Returns the number of packets.
+    pub(super) fn burst(
+        &mut self,
+        port: &mut dyn Port,
+        mut wait: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<usize> {
+        let mut left = self.round;
+        while left > 0 {
+            // The room is that for packets of maximum size, of which a ring holds few.
+            let room = port.room().context("looking for room")?.min(left);
+            if room == 0 {
+                port.flush().context("flushing")?;
+                wait()?;
+                continue;
+            }
+            self.fill(room, false, None, 0)?;
+            self.transmit(port, room)?;
+            left -= room;
+        }
+        port.flush().context("flushing")?;
+        Ok(self.round)
+    }
+
+    fn transmit(&self, port: &mut dyn Port, count: usize) -> anyhow::Result<()> {
+        let done = port.transmit(&self.batch, &self.indices[..count]).context("sending")?;
+        ensure!(
+            done.sent == count,
+            "the port dropped {} of {count} packets it had room for",
+            count - done.sent
+        );
+        Ok(())
+    }
+
+    /// Returns the number of packets of a batch.
+    pub(super) fn round(&self) -> usize {
+        self.round
     }
 
     fn fill(

@@ -68,6 +68,11 @@ fn quick_report_writes_page_and_file_that_draws_it_again() {
     assert_eq!(drawn, measured);
     assert_eq!(read(&at("again.html")), page);
 
+    let drawn = report(place.path(), "--from run.json --html again.html --svg charts --json");
+    assert_eq!(rows(&drawn), measured);
+    let chart = read(&at("charts/persistent-scaling.svg"));
+    assert!(chart.starts_with("<svg xmlns=") && chart.contains("class=\"line\""), "{chart}");
+
     // A run has not changed since itself.
     let same = report(place.path(), "--from run.json --compare run.json --html same.html");
     let said = text(&same.stdout);
@@ -112,6 +117,28 @@ fn program_that_is_missing_is_named_on_the_page() {
 }
 
 #[test]
+fn each_round_is_in_the_file_before_the_next_one_has_ended() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"));
+    let options = "report --quick --only persistent --rounds 100 --save run.json";
+    command.args(options.split_whitespace()).current_dir(place.path());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut running = command.spawn().unwrap();
+    while !file.exists() && running.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // The measurement is cut short.
+    running.kill().unwrap();
+    running.wait().unwrap();
+    let drawn = report(place.path(), "--from run.json --html page.html --json");
+    let drawn = rows(&drawn);
+    assert_eq!(drawn.len(), 4, "{drawn:?}");
+    let page = read(&place.path().join("page.html"));
+    assert!(!page.contains("100 rounds"), "{page}");
+}
+
+#[test]
 #[ignore = "long: every section, twice"]
 fn quick_report_of_the_whole_set_measures_each_section_or_names_a_reason() {
     let place = tempfile::tempdir().unwrap();
@@ -119,7 +146,7 @@ fn quick_report_of_the_whole_set_measures_each_section_or_names_a_reason() {
     measured.iter().for_each(|row| check(row, 2));
     let file: Value = serde_json::from_str(&read(&place.path().join("run.json"))).unwrap();
     let sections = file["sections"].as_array().unwrap();
-    assert_eq!(sections.len(), 8);
+    assert_eq!(sections.len(), 10);
     for section in sections {
         let charts = section["charts"].as_array().unwrap();
         let is_skipped = section["outcome"]["skipped"].is_string();

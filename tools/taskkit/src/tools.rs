@@ -76,6 +76,12 @@ pub static ZSTD: Tool = debian("zstd", "zstd");
 pub static ZIP: Tool = debian("zip", "zip");
 /// Builder of the RPM package.
 pub static RPMBUILD: Tool = debian("rpmbuild", "rpm");
+/// Checker of RPM packages.
+pub static RPMLINT: Tool = debian("rpmlint", "rpmlint");
+/// Compiler of the SELinux policy.
+pub static CHECKMODULE: Tool = debian("checkmodule", "checkpolicy");
+/// Packer of the SELinux policy.
+pub static SEMODULE_PACKAGE: Tool = debian("semodule_package", "semodule-utils");
 /// Compiler for the hypervisor and the kernel.
 pub static GCC: Tool = debian("gcc", "gcc");
 /// Build tool for the hypervisor and the kernel.

@@ -1,6 +1,7 @@
 //! Package for Arch Linux: a tarball compressed by Zstandard, with `.PKGINFO` (alpm-package) and `.MTREE` (mtree(5)) in
 //! front of the files. pacman(8) installs it. `makepkg` is not needed.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -85,8 +86,9 @@ fn paths(tree: &Tree, files: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns `.MTREE`: type, mode and checksum of each file.
+/// Returns `.MTREE`: type, mode and checksums of each file. pacman before 6.1 compares by MD5 alone.
 fn list(tree: &Tree, epoch: u64) -> anyhow::Result<String> {
+    let md5 = md5_sums(tree)?;
     let mut text = "#mtree\n/set type=file uid=0 gid=0 mode=644\n".to_owned();
     for path in paths(tree, &tree.files()?)? {
         let (place, shown) = (tree.root().join(&path), path.display());
@@ -100,12 +102,28 @@ fn list(tree: &Tree, epoch: u64) -> anyhow::Result<String> {
             writeln!(text, "./{shown} time={epoch}.0 mode=777 type=link link={target}")?;
         } else {
             let sum = HEXLOWER.encode(&Sha256::digest(std::fs::read(&place)?));
-            let size = found.len();
+            let (size, md5) = (found.len(), md5.get(&path).map_or("", String::as_str));
             let mode = if mode == 0o644 { String::new() } else { format!(" mode={mode:o}") };
-            writeln!(text, "./{shown} time={epoch}.0{mode} size={size} sha256digest={sum}")?;
+            writeln!(
+                text,
+                "./{shown} time={epoch}.0{mode} size={size} md5digest={md5} sha256digest={sum}"
+            )?;
         }
     }
     Ok(text)
+}
+
+/// Returns the MD5 sum of each file that is no link, by md5sum(1).
+fn md5_sums(tree: &Tree) -> anyhow::Result<HashMap<PathBuf, String>> {
+    let is_file = |path: &PathBuf| {
+        tree.root().join(path).symlink_metadata().is_ok_and(|found| found.is_file())
+    };
+    let files: Vec<PathBuf> = tree.files()?.into_iter().filter(is_file).collect();
+    // With `--zero`, names are as they are.
+    let output = Cmd::new("md5sum").args(["--zero", "--"]).args(&files).output(tree.root())?;
+    let output = output.map_err(|message| anyhow::anyhow!("md5sum: {message}"))?;
+    let lines = output.split('\0').filter_map(|line| line.split_once("  "));
+    Ok(lines.map(|(sum, path)| (PathBuf::from(path), sum.to_owned())).collect())
 }
 
 #[cfg(test)]
@@ -124,7 +142,7 @@ mod tests {
             "#mtree\n/set type=file uid=0 gid=0 mode=644\n\
              ./usr time=9.0 mode=755 type=dir\n\
              ./usr/bin time=9.0 mode=755 type=dir\n\
-             ./usr/bin/x time=9.0 mode=755 size=1 sha256digest={sum}\n\
+             ./usr/bin/x time=9.0 mode=755 size=1 md5digest=9dd4e461268c8034f5c8564e155c67a6 sha256digest={sum}\n\
              ./usr/lib time=9.0 mode=755 type=dir\n\
              ./usr/lib/y time=9.0 mode=777 type=link link=../bin/x\n"
         );

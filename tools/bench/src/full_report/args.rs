@@ -6,13 +6,15 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 const NOTES: &str = "\
-Sections: the experiments of the five source documents (persistent, staging, gso, redesigned, vhost)
-and Ringfence beside other programs (dpdk, disks, uplink). A section or program that this machine
-cannot run is left out, and the page says why. All of them need root, /dev/vhost-net, fio, and the
-programs to compare with.
+Sections: the experiments of the five source documents (persistent, staging, gso, redesigned,
+vhost), Ringfence beside other programs (dpdk, disks, uplink), the cost of each component (cost) and
+latency beside hostile guests (neighbour). A section or program that this machine cannot run is left
+out, and the page says why. All of them need root, /dev/vhost-net, fio, and the programs to compare
+with.
 
-Every round runs each section's command once, so that other load affects all sections alike. A chart
-shows the median of the rounds, and the least and the greatest value.
+Every round runs each section's command once, so that other load affects all sections alike. A
+chart shows the median of the rounds, and the least and the greatest value. With --save, each round
+is in the file as soon as it has ended. A command that takes more than ten minutes is ended.
 
 With --compare, a figure has changed if its medians differ by more than the spread: the greater of
 the differences between its greatest and its least value in both runs. Figures of one round have no
@@ -36,6 +38,10 @@ pub struct ReportArgs {
     /// Draw the page from a file of --save, without a measurement
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "rounds", "only", "save"])]
     pub from: Option<PathBuf>,
+
+    /// Write each chart as a file of its own to this directory: SECTION-CHART.svg
+    #[arg(long, value_name = "FOLDER")]
+    pub svg: Option<PathBuf>,
 
     /// Show the changes since the run in this file of --save
     #[arg(long, value_name = "OLD")]
@@ -78,6 +84,10 @@ pub enum SectionName {
     Disks,
     /// A namespace's network beside pasta, slirp4netns and veth
     Uplink,
+    /// Marginal cost of each component of a path
+    Cost,
+    /// Latency of a guest beside hostile neighbours
+    Neighbour,
 }
 
 impl ReportArgs {

@@ -182,14 +182,17 @@ impl Document {
         Ok(())
     }
 
-    /// Writes the file.
+    /// Writes the file, which is whole at any moment.
     ///
     /// # Errors
     ///
     /// Returns an error if the file cannot be written.
     pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
+        written.with_context(|| format!("writing {}", path.display()))
     }
 }
 

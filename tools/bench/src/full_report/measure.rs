@@ -1,62 +1,90 @@
 //! Measurement of the sections: each command is a process of this program, once in each round.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use ringfence_hostnet::causes::causes;
+use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-use super::args::ReportArgs;
+use super::args::{ReportArgs, SectionName};
 use super::document::{Document, Outcome, RunFacts, Section};
 use super::machine;
 use super::rows::{self, Rounds, Row};
 use super::sections::{Plan, SECTIONS, Spec};
-use crate::harness::{Attempt, Case, Runs, progress};
+use crate::harness::{Attempt, Case, progress};
 
 /// Name of the file that disks are measured with, in the directory of the run.
 const DISK: &str = "disk.img";
 
-/// Measures the sections that are wanted.
+/// Time limit for one command. The longest one of a whole run takes about a minute.
+const SECTION_WITHIN: Duration = Duration::from_secs(600);
+/// Pause between two looks at a command.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Measures the sections that are wanted. After each round the document so far goes to the file of `--save`, so that a run
+/// that is cut short keeps its rounds.
 ///
 /// # Errors
 ///
-/// Returns an error if the measurement cannot begin. A section that fails is part of the document.
+/// Returns an error if the measurement cannot begin or the file cannot be written. A section that fails is part of the
+/// document.
 pub(super) fn measure(args: &ReportArgs) -> anyhow::Result<Document> {
     let plan = Plan { quick: args.quick, root: rustix::process::geteuid().is_root() };
     let (began, busy_before) = (now()?, machine::busy()?);
     let directory = RunDirectory::new()?;
-    let wanted = || SECTIONS.iter().filter(move |spec| args.wants(spec.name));
-    let case = |spec: &'static Spec| SectionCase {
+    let wanted: Vec<&Spec> = SECTIONS.iter().filter(|spec| args.wants(spec.name)).collect();
+    let progress = progress(wanted.len() * args.rounds() as usize);
+    let start = Instant::now();
+    let case = |spec: &&'static Spec| SectionCase {
         spec,
         words: spec.words(&plan),
         directory: directory.0.clone(),
+        start,
     };
     let cases: Vec<SectionCase> =
-        wanted().filter(|spec| spec.missing().is_none()).map(case).collect();
-    let progress = progress(cases.len() * args.rounds() as usize);
-    let runs = Runs::measure(&cases, args.rounds(), &progress, |_, _| Ok(()))?;
-    let sections = wanted().map(|spec| {
-        let case = cases.iter().find(|case| case.spec.name == spec.name);
-        let ended = |case: &SectionCase| {
-            runs.of(|other| other.spec.name == case.spec.name).cloned().collect()
+        wanted.iter().filter(|spec| spec.missing().is_none()).map(case).collect();
+    progress.set_length(cases.len() as u64 * u64::from(args.rounds()));
+    let (facts, programs) = (machine::facts()?, programs(&cases));
+    let mut ends: HashMap<SectionName, Vec<RunEnd>> = HashMap::new();
+    let document = |rounds, ends: &HashMap<SectionName, Vec<RunEnd>>| {
+        let runs = |spec: &Spec| {
+            let is_measured = cases.iter().any(|case| case.spec.name == spec.name);
+            is_measured.then(|| ends.get(&spec.name).cloned().unwrap_or_default())
         };
-        section(spec, &plan, case.map(ended))
-    });
-    let sections: Vec<Section> = sections.collect();
-    let run = RunFacts {
-        began,
-        command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
-        rounds: args.rounds(),
-        quick: args.quick,
-        busy_before,
-        busy_after: machine::busy()?,
+        let sections = wanted.iter().map(|spec| section(spec, &plan, runs(spec))).collect();
+        let run = RunFacts {
+            began: began.clone(),
+            command: std::env::args().skip(1).collect::<Vec<_>>().join(" "),
+            rounds,
+            quick: args.quick,
+            busy_before,
+            busy_after: machine::busy()?,
+        };
+        anyhow::Ok(Document::new(run, facts.clone(), programs.clone(), sections))
     };
-    Ok(Document::new(run, machine::facts()?, programs(&cases), sections))
+    for round in 1..=args.rounds() {
+        for case in &cases {
+            progress.set_message(format!("round {round}: {}", case.name()));
+            let end = case.run(&Attempt { number: 0, progress: &progress })?;
+            ends.entry(case.spec.name).or_default().push(end);
+            progress.inc(1);
+        }
+        if let Some(path) = &args.save
+            && round < args.rounds()
+        {
+            document(round, &ends)?.write(path)?;
+        }
+    }
+    progress.finish_and_clear();
+    document(args.rounds(), &ends)
 }
 
 /// Returns the current time as in RFC 3339, in UTC.
@@ -105,6 +133,8 @@ struct SectionCase {
     spec: &'static Spec,
     words: Vec<String>,
     directory: PathBuf,
+    /// Start of the first round.
+    start: Instant,
 }
 
 /// End of one run: the rows, or the reason for which there are none.
@@ -125,7 +155,12 @@ impl Case for SectionCase {
         self.words.join(" ")
     }
 
-    fn run(&self, _: &Attempt<'_>) -> anyhow::Result<RunEnd> {
+    fn run(&self, attempt: &Attempt<'_>) -> anyhow::Result<RunEnd> {
+        if attempt.progress.is_hidden() {
+            // A log has lines in place of the bar.
+            let (seconds, name) = (self.start.elapsed().as_secs(), self.name());
+            eprintln!("ringfence-bench: {:>3} min {:02} s: {name}", seconds / 60, seconds % 60);
+        }
         // A section that fails does not end the others.
         Ok(self.rows().unwrap_or_else(|error| RunEnd::Failed(causes(&error))))
     }
@@ -138,14 +173,14 @@ impl SectionCase {
         }
         // Processes that outlive the command would keep pipes open.
         let [out, errors] = ["rows", "errors"].map(|name| self.directory.join(name));
-        let status = Command::new(THIS_PROGRAM)
+        let mut command = Command::new(THIS_PROGRAM);
+        command
             .args(&self.words)
             .current_dir(&self.directory)
             .stdin(Stdio::null())
             .stdout(File::create(&out)?)
-            .stderr(File::create(&errors)?)
-            .status()
-            .context("starting this program")?;
+            .stderr(File::create(&errors)?);
+        let status = status_within(&mut command, SECTION_WITHIN)?;
         let errors = String::from_utf8_lossy(&fs::read(&errors)?).into_owned();
         if !status.success() {
             return Ok(RunEnd::Failed(message(&status.to_string(), &errors)));
@@ -154,6 +189,20 @@ impl SectionCase {
         let left_out = errors.lines().filter(|line| line.contains(" is left out: "));
         let bare = |line: &str| line.strip_prefix("ringfence: ").unwrap_or(line).to_owned();
         Ok(RunEnd::Rows { rows, left_out: left_out.map(bare).collect() })
+    }
+}
+
+/// Runs a command and ends it when its time is over.
+fn status_within(command: &mut Command, limit: Duration) -> anyhow::Result<ExitStatus> {
+    let mut child = OwnedChild(command.spawn().context("starting this program")?);
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.0.try_wait()? {
+            return Ok(status);
+        }
+        // The owner of the child ends it.
+        ensure!(Instant::now() < deadline, "it took more than {} s", limit.as_secs_f64());
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -254,6 +303,20 @@ mod tests {
         assert!(found.starts_with("exit status: 1: ringfence-bench: "), "{found}");
         assert!(found.ends_with("broken") && !found.contains('\u{1b}'), "{found:?}");
         assert_eq!(message("signal: 9", ""), "signal: 9: no message");
+    }
+
+    #[test]
+    fn command_ends_with_its_status_or_when_its_time_is_over() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let status = status_within(&mut shell("exit 3"), SECTION_WITHIN).unwrap();
+        assert_eq!(status.code(), Some(3));
+        let limit = Duration::from_millis(50);
+        let error = status_within(&mut shell("exec sleep 600"), limit).unwrap_err();
+        assert_eq!(error.to_string(), "it took more than 0.05 s");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  sections ── command ──▶ rows of each round ──▶ charts ──▶ document ──▶ table, page
-//!  (the set)   (process)   (rows)                             ▲  │
+//!  (the set)   (process)   (rows)                             ▲  │            and charts as files
 //!                                         --from FILE ────────┘  └────▶ --save FILE
 //!                                         --compare OLD ──▶ changes (compare)
 //! ```
@@ -55,6 +55,7 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<()> {
     }
     let comparison = old.map(|old| compare::compare(&old, &document));
     page::page(&document, comparison.as_ref()).write(&args.html)?;
+    args.svg.as_deref().map_or(Ok(()), |folder| page::write_charts(&document, folder))?;
     let report = Report::begin(layout(), Format::of(args.json))?;
     document.figures().try_for_each(|figure| report.row(&figure))?;
     let is_table = report.is_table();

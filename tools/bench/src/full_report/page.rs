@@ -1,5 +1,10 @@
 //! Page of a report.
 
+use std::path::Path;
+
+use anyhow::Context;
+use clap::ValueEnum;
+
 use super::compare::{self, Comparison};
 use super::document::{Document, Outcome, Section};
 use crate::harness::Page;
@@ -35,6 +40,24 @@ pub(super) fn page(document: &Document, comparison: Option<&Comparison>) -> Page
     page.facts("Programs", &rows(&document.programs));
     page.command("The command of this page:", &format!("ringfence-bench {}", run.command));
     page
+}
+
+/// Writes each chart as an SVG file of its own, named by section and chart.
+pub(super) fn write_charts(document: &Document, folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    for section in &document.sections {
+        let name = section.name.to_possible_value();
+        let name = name.context("a section without a name")?.get_name().to_owned();
+        for chart in &section.charts {
+            let Some(svg) = chart.file() else { continue };
+            // The identifiers are those of a file that may come from elsewhere.
+            let id: String =
+                chart.id.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+            let path = folder.join(format!("{name}-{id}.svg"));
+            std::fs::write(&path, svg).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(())
 }
 
 fn changes(page: &mut Page, comparison: &Comparison) {
@@ -89,6 +112,23 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 1);
         assert!(!page.contains("beside other load") && !page.contains("quick run"), "{page}");
         assert!(!page.contains(">Changes<"), "{page}");
+    }
+
+    #[test]
+    fn charts_are_files_of_their_own_whose_names_stay_in_the_folder() {
+        let mut document = document(&[3.0, 2.0, 4.0], &[1.0]);
+        document.sections[0].charts[0].id = "../rate 2".to_owned();
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("charts");
+        write_charts(&document, &folder).unwrap();
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["staging-rate2.svg"]);
+        let svg = std::fs::read_to_string(folder.join("staging-rate2.svg")).unwrap();
+        assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "), "{svg}");
+        for text in ["Packets a second, Mpps", "3.00, published 3.64", "prefers-color-scheme:dark"]
+        {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
     }
 
     #[test]

@@ -45,6 +45,23 @@ impl Rounds {
         self.0.iter().filter_map(value).collect()
     }
 
+    /// Returns the greatest figure of the rows of each round that have none of the unwanted values.
+    pub(super) fn greatest_without(
+        &self,
+        field: &str,
+        unwanted: &[&str],
+        figure: &str,
+    ) -> Vec<f64> {
+        let is_wanted = |row: &&Row| {
+            row.get(field).map(as_text).is_some_and(|value| !unwanted.contains(&value.as_str()))
+        };
+        let greatest = |rows: &Vec<Row>| {
+            let figures = rows.iter().filter(is_wanted).filter_map(|row| row.get(figure)?.as_f64());
+            figures.max_by(f64::total_cmp)
+        };
+        self.0.iter().filter_map(greatest).collect()
+    }
+
     /// Returns the ratio of two rows' figures in each round that has both.
     pub(super) fn ratios(&self, wanted: Wanted<'_>, to: Wanted<'_>, figure: &str) -> Vec<f64> {
         let find = |rows: &[Row], wanted: Wanted<'_>| {
@@ -128,6 +145,14 @@ mod tests {
         assert!(rounds().values(&map, "gbps").is_empty());
         let zero = Rounds(vec![parse("{\"a\":1,\"v\":0}\n{\"a\":2,\"v\":3}").unwrap()]);
         assert!(zero.ratios(&[("a", "2")], &[("a", "1")], "v").is_empty(), "no ratio to 0");
+    }
+
+    #[test]
+    fn greatest_figure_is_that_of_the_rows_that_are_wanted() {
+        let found = |unwanted: &[&str]| rounds().greatest_without("mode", unwanted, "iops");
+        assert_eq!(found(&[]), [8.0, 8.0]);
+        assert_eq!(found(&["persistent"]), [2.0, 4.0]);
+        assert!(found(&["persistent", "map"]).is_empty(), "a row without the field is not wanted");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use ringfence_platform::{
 };
 use rustix::time::ClockId;
 
-use super::args::GrantArgs;
 use crate::hub::RunningHub;
 use crate::usage::clock;
 
@@ -21,10 +20,10 @@ const BATCH: u32 = 32;
 
 /// Operation of one row.
 #[derive(Clone, Copy)]
-pub(super) struct GrantCase {
-    pub(super) operation: &'static str,
-    pub(super) engine: &'static str,
-    pub(super) pages: u32,
+pub(crate) struct GrantCase {
+    pub(crate) operation: &'static str,
+    pub(crate) engine: &'static str,
+    pub(crate) pages: u32,
     run: fn(&mut Bench, &mut Timer) -> anyhow::Result<()>,
 }
 
@@ -45,7 +44,7 @@ const fn grants(
 }
 
 /// Operations of all rows.
-pub(super) const ALL: &[GrantCase] = &[
+pub(crate) const ALL: &[GrantCase] = &[
     window("issue", 1, |b, t| b.issue_and_revoke(t, Part::Issue)),
     window("revoke", 1, |b, t| b.issue_and_revoke(t, Part::Revoke)),
     window("fresh again", 1, |b, t| b.fresh_again(t, 1)),
@@ -76,9 +75,9 @@ enum Part {
 
 /// Cost of an operation for each page.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cost {
-    pub(super) ns: f64,
-    pub(super) syscalls: f64,
+pub(crate) struct Cost {
+    pub(crate) ns: f64,
+    pub(crate) syscalls: f64,
 }
 
 /// Sum of the timed parts of a round.
@@ -90,7 +89,7 @@ struct Timer {
 }
 
 /// Two domains with a window and an ordinary arena between them.
-pub(super) struct Bench {
+pub(crate) struct Bench {
     rounds: u32,
     mappings: u32,
     table: Box<dyn TranslationTable>,
@@ -103,7 +102,8 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn new(args: &GrantArgs) -> anyhow::Result<Bench> {
+    /// Creates both domains. `rounds` are those of each [`Bench::median`], `mappings` those of the rows that map often.
+    pub(crate) fn new(rounds: u32, mappings: u32) -> anyhow::Result<Bench> {
         let hub = RunningHub::start()?;
         let driver = LocalPlatform::connect(hub.0.admit(Some(DomId(0)), true)?.1)?;
         let guest = LocalPlatform::connect(hub.0.admit(None, false)?.1)?
@@ -114,12 +114,11 @@ impl Bench {
         let view = driver.open_window(guest.domid(), table.handle(), PAGES)?;
         let granter = guest.granter(DomId(0))?;
         let grantee = driver.grantee(guest.domid())?;
-        let (rounds, mappings) = (args.rounds, args.mappings);
         Ok(Bench { rounds, mappings, table, view, granter, grantee, guest, driver, _hub: hub })
     }
 
     /// Returns the median cost of all rounds.
-    pub(super) fn median(&mut self, case: &GrantCase) -> anyhow::Result<Cost> {
+    pub(crate) fn median(&mut self, case: &GrantCase) -> anyhow::Result<Cost> {
         let mut costs = Vec::new();
         for round in 0..=self.rounds {
             let mut timer = Timer::default();

@@ -11,23 +11,22 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
-use super::orders::{HostileAnswer, NeighbourSetup, RowCommand};
+use super::orders::{HostileAnswer, RowCommand, SinkSetup};
 use super::sink::{SinkPort, Tally};
 use ringfence_testkit::hostile::adversary::SINK_MAC;
 
 /// Serves launchers and guests in this thread, the parent in another one.
 pub(super) fn serve(
     channel: Channel,
-    setup: &NeighbourSetup,
+    (size, sink): (u32, SinkSetup),
     listener: OwnedFd,
 ) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::default());
     let config = DriverConfig { switch: "bench".to_owned(), verbose: false, rings: 0 };
-    let size = setup.size;
     serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
         let policy = PortPolicy { mac: Some(SINK_MAC), ..PortPolicy::default() };
         dataplane
-            .add_port(Box::new(SinkPort::new(size, &tally)), policy, "sink")
+            .add_port(Box::new(SinkPort::new(size, sink, &tally)), policy, "sink")
             .map_err(std::io::Error::other)?;
         std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
             if let Err(error) = obey(&channel, &tally) {
@@ -50,6 +49,7 @@ fn obey(channel: &Channel, tally: &Tally) -> anyhow::Result<()> {
             Ok((RowCommand::Arrived, _)) => {
                 channel.send(&HostileAnswer::Arrived(tally.now()), &[])?
             }
+            Ok((RowCommand::Ask(_), _)) => bail!("the driver domain asks nobody"),
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => bail!(error),
         }

@@ -27,13 +27,13 @@ fn socket() -> io::Result<OwnedFd> {
 }
 
 /// Directory of the driver domain's socket, removed on drop.
-pub(super) struct Rendezvous {
+pub(crate) struct Rendezvous {
     directory: PathBuf,
 }
 
 impl Rendezvous {
     /// Creates a listening socket in a directory that no other user can enter.
-    pub(super) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
+    pub(crate) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
         let name = format!("ringfence-hostile-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::DirBuilder::new()
@@ -47,7 +47,7 @@ impl Rendezvous {
         Ok((rendezvous, listener))
     }
 
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.join("switch")
     }
 }
@@ -60,10 +60,10 @@ impl Drop for Rendezvous {
 }
 
 /// Attachment of one guest to the driver domain; ends on drop.
-pub(super) struct Attachment {
-    pub(super) place: GuestIdentity,
+pub(crate) struct Attachment {
+    pub(crate) place: GuestIdentity,
     /// Connection of the guest to the hub.
-    pub(super) hub: OwnedFd,
+    pub(crate) hub: OwnedFd,
     driver_channel: Channel,
     /// Socket for the guest's name service, unused here.
     _names: OwnedFd,
@@ -71,7 +71,7 @@ pub(super) struct Attachment {
 
 impl Attachment {
     /// Attaches one more guest.
-    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Attachment> {
+    pub(crate) fn take(entrance: &Entrance) -> anyhow::Result<Attachment> {
         let stream = socket()?;
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;

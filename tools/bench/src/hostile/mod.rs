@@ -19,6 +19,9 @@
 //! handshake again at once. If it loses its connections, it attaches again as its own launcher. It
 //! yields its core as often as an honest guest; the columns `cpu` show the resulting shares.
 //!
+//! `ringfence-bench tail` (`tail`) has the same scene with a victim that sends one packet at a time and waits for the
+//! port's answer.
+//!
 //! The charges come from the driver domain's own counters at the end: rule violations by name, the
 //! hub's faults, and dropped frames of every port but the victim's. The victim must have no charge.
 
@@ -27,13 +30,14 @@ mod burden;
 pub mod disks;
 mod driver;
 mod honest;
-mod launcher;
+pub(crate) mod launcher;
 mod neighbour;
-mod orders;
+pub(crate) mod orders;
 mod packets;
-mod process;
+pub(crate) mod process;
 mod scene;
-mod sink;
+pub(crate) mod sink;
+pub mod tail;
 
 use std::io::Write;
 
@@ -91,11 +95,18 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     if let Some(core) = setup.core {
         bind(core)?;
     }
+    if setup.yields {
+        ringfence_sys::priority::run_when_idle().context("the scheduling class")?;
+    }
     match &setup.role {
-        HostileRole::Driver => {
+        HostileRole::Driver(sink) => {
             let [listener] = expect_fds(fds)?;
             // A second thread of the driver answers the parent.
-            driver::serve(channel.try_clone()?, &setup, listener)
+            driver::serve(channel.try_clone()?, (setup.size, *sink), listener)
+        }
+        HostileRole::Asking { place, talks } => {
+            let [hub] = expect_fds(fds)?;
+            tail::asking::serve(channel, &setup, place, *talks, hub)
         }
         HostileRole::Honest { place, talks } => {
             let [hub] = expect_fds(fds)?;

@@ -1,26 +1,18 @@
 //! Packet rows of the hostile benchmark: effect of a rule-breaking neighbour on a victim's packets.
 
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use ringfence_access::Mode;
-use ringfence_driver::switchboard::DriverStats;
 use ringfence_testkit::hostile::behaviour::Behaviour;
 
 use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
-use super::launcher::{Attachment, Rendezvous};
-use super::orders::{Arrivals, Entrance, HostileAnswer, HostileRole, NeighbourSetup, RowCommand};
+use super::orders::{Arrivals, HostileAnswer, RowCommand};
 use super::process::Process;
-use super::scene::{Cores, MTU_MIN, WARM_UP};
+use super::scene::{Cores, Scene, SceneSpec, WARM_UP};
 use crate::harness::{
     Attempt, Case, Format, Layout, Report, Runs, Summary, Value, left, progress, right,
 };
-
-/// Bytes that the MTU does not include, as in `ringfence_frame::port`.
-const LINK_HEADER: u32 = 18;
 
 /// Runs the packet rows and prints them.
 pub(super) fn run(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Result<()> {
@@ -103,66 +95,21 @@ impl Case for PacketCase<'_> {
     }
 
     fn run(&self, attempt: &Attempt<'_>) -> anyhow::Result<PacketRun> {
-        let (rendezvous, listener) = Rendezvous::new(attempt.number)?;
-        let mtu = self.args.size.saturating_sub(LINK_HEADER).max(MTU_MIN);
-        let entrance = Entrance {
-            socket: rendezvous.path(),
-            mtu: u16::try_from(mtu)?,
-            mode: self.args.mode.name().to_owned(),
-        };
-        let setup = |role, core| NeighbourSetup { role, core, size: self.args.size };
-        let driver =
-            Process::start(&setup(HostileRole::Driver, self.cores.driver), &[listener.as_fd()])?;
-        driver.wait_ready()?;
-        let attachment = Attachment::take(&entrance)?;
-        match driver.ask(RowCommand::Victim(attachment.place.mac))? {
-            HostileAnswer::Ready => {}
-            other => bail!("the driver domain said {other:?}"),
-        }
-        let talks = self.behaviour == Behaviour::Hoarder;
-        let role = HostileRole::Honest { place: attachment.place.clone(), talks };
-        let victim = Process::start(&setup(role, self.cores.victim), &[attachment.hub.as_fd()])?;
-        victim.wait_ready()?;
-        let beside = match self.behaviour {
-            Behaviour::Absent => None,
-            Behaviour::Honest => Some(Attachment::take(&entrance)?),
-            _ => None,
-        };
-        let neighbour = match (self.behaviour, &beside) {
-            (Behaviour::Absent, _) => None,
-            (_, Some(attachment)) => {
-                let role = HostileRole::Honest { place: attachment.place.clone(), talks: false };
-                Some(Process::start(&setup(role, self.cores.neighbour), &[attachment.hub.as_fd()])?)
-            }
-            (behaviour, None) => {
-                let staging = behaviour.needs_staging().then_some(Mode::Staging);
-                let mode = staging.unwrap_or(self.args.mode).name().to_owned();
-                let entrance = Entrance { mode, ..entrance };
-                let role = HostileRole::Hostile { entrance, behaviour };
-                Some(Process::start(&setup(role, self.cores.neighbour), &[])?)
-            }
-        };
-        neighbour.as_ref().map_or(Ok(()), Process::wait_ready)?;
+        let scene = Scene::start(&SceneSpec {
+            size: self.args.size,
+            mode: self.args.mode,
+            cores: self.cores,
+            behaviour: self.behaviour,
+            asks: false,
+            number: attempt.number,
+        })?;
         if self.args.verbose {
             attempt.progress.suspend(|| {
-                let beside = neighbour.as_ref().map_or(String::new(), |n| n.pid().to_string());
-                let [driver, victim] = [&driver, &victim].map(Process::pid);
-                eprintln!(
-                    "{}: driver domain {driver}, victim {victim}, neighbour {beside}",
-                    self.behaviour.name()
-                );
+                eprintln!("{}: {}", self.behaviour.name(), scene.processes());
             });
         }
-        Scene { driver, victim, neighbour, attachment }.measure(self.args.seconds)
+        scene.measure(self.args.seconds)
     }
-}
-
-/// Processes of a row, all started.
-struct Scene {
-    driver: Process,
-    victim: Process,
-    neighbour: Option<Process>,
-    attachment: Attachment,
 }
 
 impl Scene {
@@ -176,7 +123,7 @@ impl Scene {
         let after = (self.driver.footprint()?, self.victim.footprint()?, neighbour()?);
         self.victim.check()?;
         self.neighbour.as_ref().map_or(Ok(()), Process::check)?;
-        let rules = self.charges(&self.attachment.stats()?)?;
+        let rules = self.charges()?;
         let seconds = Duration::from_nanos(to.at.saturating_sub(from.at).max(1)).as_secs_f64();
         let a_second = |count: u64| count as f64 / seconds;
         let cores = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() / seconds;
@@ -203,28 +150,11 @@ impl Scene {
             other => bail!("the driver domain said {other:?}"),
         }
     }
-
-    /// Returns the charges of all guests but the victim. Fails if the victim is charged.
-    fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
-        let victim = format!("vif{}.0", self.attachment.place.domain);
-        if let Some(rules) = stats.rules.get(&victim) {
-            bail!("the victim is charged with {rules:?}");
-        }
-        let broken = stats.rules.values().chain([&stats.hub]).flatten();
-        let counted = stats.ports.iter().filter(|(name, _)| **name != victim);
-        let counted = counted.flat_map(|(_, counters)| counters).filter(|(name, _)| {
-            name.starts_with("drop_") || matches!(name.as_str(), "spurious_wakeups" | "throttles")
-        });
-        let mut charges = BTreeMap::new();
-        for (rule, count) in broken.chain(counted) {
-            *charges.entry(rule.clone()).or_default() += count;
-        }
-        Ok(charges)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use clap::Parser;

@@ -16,7 +16,7 @@ use ringfence_sandbox::spawn::THIS_PROGRAM;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Process of a row, ended on drop.
-pub(super) struct Process {
+pub(crate) struct Process {
     name: &'static str,
     child: OwnedChild,
     channel: Channel,
@@ -24,7 +24,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts a process and sends its setup.
-    pub(super) fn start(setup: &NeighbourSetup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
+    pub(crate) fn start(setup: &NeighbourSetup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
         let name = setup.role.name();
         let (channel, theirs) = Channel::pair().context("a channel")?;
         let child = Command::new(THIS_PROGRAM)
@@ -40,21 +40,30 @@ impl Process {
     }
 
     /// Waits until the process has begun its work.
-    pub(super) fn wait_ready(&self) -> anyhow::Result<()> {
-        match self.hear()? {
+    pub(crate) fn wait_ready(&self) -> anyhow::Result<()> {
+        match self.hear(PATIENCE)? {
             HostileAnswer::Ready => Ok(()),
             other => bail!("the {} said {other:?}", self.name),
         }
     }
 
-    pub(super) fn ask(&self, order: RowCommand) -> anyhow::Result<HostileAnswer> {
-        self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
-        self.hear()
+    pub(crate) fn ask(&self, order: RowCommand) -> anyhow::Result<HostileAnswer> {
+        self.ask_for(order, Duration::ZERO)
     }
 
-    fn hear(&self) -> anyhow::Result<HostileAnswer> {
+    /// Sends an order that takes so long, and waits for its answer.
+    pub(super) fn ask_for(
+        &self,
+        order: RowCommand,
+        length: Duration,
+    ) -> anyhow::Result<HostileAnswer> {
+        self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
+        self.hear(PATIENCE + length)
+    }
+
+    fn hear(&self, patience: Duration) -> anyhow::Result<HostileAnswer> {
         let name = self.name;
-        match self.channel.receive_within::<HostileAnswer>(PATIENCE) {
+        match self.channel.receive_within::<HostileAnswer>(patience) {
             Ok((HostileAnswer::Failed(why), _)) => bail!("{name}: {why}"),
             Ok((answer, _)) => Ok(answer),
             Err(ChannelError::Closed) => bail!("the {name} is gone (process {})", self.pid()),
@@ -63,7 +72,7 @@ impl Process {
     }
 
     /// Fails if the process has failed; a working process sends nothing unasked.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
         match self.channel.try_receive::<HostileAnswer>() {
             Ok(None) => Ok(()),
             Ok(Some((HostileAnswer::Failed(why), _))) => bail!("{}: {why}", self.name),
@@ -72,7 +81,7 @@ impl Process {
         }
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 

@@ -78,7 +78,7 @@ pub(super) enum LatencyMessage {
 }
 
 /// Returns an empty histogram of nanoseconds with three significant digits.
-pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
+pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, LONGEST, 3).context("a histogram")
 }
 

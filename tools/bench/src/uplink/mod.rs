@@ -42,7 +42,7 @@ use self::policy::Outside;
 use self::report::{UplinkRow, UplinkRun};
 use self::slow::Shaped;
 use super::gso::cpu::spent_by_descendants;
-use super::perf::PerfStat;
+use super::perf::{PerfStat, SYSCALLS};
 use crate::harness::{Format, Report, STATUS_BENCH_FAILED};
 
 /// Resource usage during a measurement.
@@ -54,7 +54,8 @@ struct Meter {
 impl Meter {
     fn begin(args: &UplinkArgs, behind: &Behind) -> anyhow::Result<Meter> {
         let carriers = if args.syscalls { behind.carriers()? } else { Vec::new() };
-        let perf = (!carriers.is_empty()).then(|| PerfStat::begin(&carriers)).transpose()?;
+        let perf =
+            (!carriers.is_empty()).then(|| PerfStat::begin(SYSCALLS, &carriers)).transpose()?;
         Ok(Meter { cpu_ns: cpu_ns()?, perf })
     }
 

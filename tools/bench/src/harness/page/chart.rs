@@ -63,6 +63,10 @@ const SIDE_BY_SIDE: usize = 42;
 /// Width of a drawing on that screen, and of a character of a mark, in pixels.
 const SCREEN: f64 = 328.0;
 const CHARACTER: f64 = 8.0;
+/// Width of a drawing in a file of its own, in pixels.
+const FILE_WIDTH: u32 = 720;
+/// Colours and sizes of a file of its own.
+const FILE_STYLE: &str = include_str!("chart.css");
 /// Share of the width that the greatest value takes.
 const FULL: f64 = 97.0;
 
@@ -152,8 +156,35 @@ impl BarChart {
         (heading, self.drawn().map(row).collect())
     }
 
+    /// Draws the chart as a file of its own, with the colours of a page; `None` without values.
+    pub(crate) fn file(&self) -> Option<String> {
+        let (height, marks) = self.drawing()?;
+        let (title, description, key) =
+            (escape(&self.heading()), escape(&self.description()), escape(&self.key()));
+        // Room around the drawing, and for the lines above and below it.
+        let (above, below, side) = (2 * LINE, 2 * LINE, SPACE);
+        let (width, all) = (FILE_WIDTH + 2 * side, above + height + below);
+        let style = FILE_STYLE.trim_end();
+        Some(format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{all}\" viewBox=\"0 0 {width} {all}\" \
+             role=\"img\" aria-labelledby=\"t d\">\n<title id=\"t\">{title}</title>\n<desc id=\"d\">{description}</desc>\n\
+             <style>\n{style}\n</style>\n<rect class=\"back\" width=\"{width}\" height=\"{all}\"/>\n\
+             <text class=\"group\" x=\"{side}\" y=\"{y}\">{title}</text>\n\
+             <svg x=\"{side}\" y=\"{above}\" width=\"{FILE_WIDTH}\" height=\"{height}\">\n{marks}</svg>\n\
+             <text class=\"mark\" x=\"{side}\" y=\"{last}\">{key}</text>\n</svg>\n",
+            y = LINE + 4,
+            last = all - SPACE,
+        ))
+    }
+
     /// Draws the chart. Returns the attributes of its size and its content; `None` without values.
     pub(super) fn marks(&self) -> Option<(String, String)> {
+        let (height, marks) = self.drawing()?;
+        Some((format!("width=\"100%\" height=\"{height}\""), marks))
+    }
+
+    /// Returns the height in pixels and the content of the drawing; `None` without values.
+    fn drawing(&self) -> Option<(u32, String)> {
         let greatest = self
             .drawn()
             .flat_map(|(_, bar)| bar.values.iter().chain(&bar.published))
@@ -177,7 +208,7 @@ impl BarChart {
         }
         let mut all = scale.marks(y);
         all.push_str(&bars);
-        Some((format!("width=\"100%\" height=\"{}\"", y + AXIS), all))
+        Some((y + AXIS, all))
     }
 }
 

@@ -24,7 +24,7 @@ use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
 use super::launcher::{Attachment, Rendezvous};
-use super::orders::{DiskSpec, Entrance, HostileAnswer, HostileRole, NeighbourSetup};
+use super::orders::{DiskSpec, Entrance, HostileAnswer, HostileRole, NeighbourSetup, SinkSetup};
 use super::process::{Footprint, Process};
 use super::scene::{Cores, MTU_MIN, WARM_UP};
 use crate::block::args::Rw;
@@ -139,9 +139,9 @@ impl Case for DiskCase<'_> {
         let entrance =
             Entrance { socket: rendezvous.path(), mtu, mode: self.args.mode.name().to_owned() };
         let size = self.args.size;
-        let setup = |role, core| NeighbourSetup { role, core, size };
-        let driver =
-            Process::start(&setup(HostileRole::Driver, self.cores.driver), &[listener.as_fd()])?;
+        let setup = |role, core| NeighbourSetup { role, core, size, yields: false };
+        let driver = setup(HostileRole::Driver(SinkSetup::VERIFYING), self.cores.driver);
+        let driver = Process::start(&driver, &[listener.as_fd()])?;
         driver.wait_ready()?;
         let disk = DiskSpec { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
         let (attachment, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
