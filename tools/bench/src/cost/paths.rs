@@ -86,9 +86,8 @@ impl Case for PathCase<'_> {
         let pace = |length: Duration| {
             let burst = f64::from(self.args.burst);
             let interval = Duration::from_secs_f64(burst / f64::from(self.args.rate));
-            let bursts = (length.as_secs_f64() / interval.as_secs_f64()).ceil();
-            // The length is at most a day and a burst takes at least 100 ns.
-            Pace { bursts: bursts as u64, interval }
+            let bursts = length.as_nanos().div_ceil(interval.as_nanos().max(1));
+            Pace { bursts: bursts.try_into().unwrap_or(u64::MAX), interval }
         };
         path.send(pace(WARM_UP))?;
         let pids = path.pids();
