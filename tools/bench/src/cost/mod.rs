@@ -12,11 +12,11 @@
 //! ```
 //!
 //! The form is that of the tables of seL4's device driver framework: every path carries the same packets in bursts at one
-//! rate ([`process`]), far below what it could carry, and sleeps between the bursts. The parent reads the processor time
-//! of all processes of a path before and after a run ([`paths`]), while they sleep, and converts it to ticks of the
+//! rate (`process`), far below what it could carry, and sleeps between the bursts. The parent reads the processor time
+//! of all processes of a path before and after a run (`paths`), while they sleep, and converts it to ticks of the
 //! time-stamp counter. All processes of a path share one core, so the time of wake-ups and of switches between
-//! domains is part of it. Two paths that differ by one component are compared in the same round ([`components`]).
-//! Operations that no pair of paths separates are timed alone ([`alone`]).
+//! domains is part of it. Two paths that differ by one component are compared in the same round (`components`).
+//! Operations that no pair of paths separates are timed alone (`alone`).
 
 mod alone;
 pub mod args;

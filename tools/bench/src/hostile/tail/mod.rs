@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The scene is that of `ringfence-bench hostile`. The victim has one packet in flight and sleeps until its answer
-//! comes ([`asking`]). A neighbour that has the victim's core yields to it: the kernel's scheduler shares cores, and the
+//! comes (`asking`). A neighbour that has the victim's core yields to it: the kernel's scheduler shares cores, and the
 //! driver domain alone is measured. Quantiles are compared with those of the guest alone in the same round.
 
 pub mod args;
