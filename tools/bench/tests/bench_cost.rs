@@ -9,7 +9,7 @@ use serde_json::Value;
 
 fn bench(line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"));
-    command.args(line.split_whitespace()).stdin(Stdio::null()).output().unwrap()
+    command.args(line.split_whitespace().skip(1)).stdin(Stdio::null()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -37,7 +37,8 @@ const PATHS: [&str; 7] = [
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn short_cost_run_has_every_path_component_and_operation() {
-    let rows = rows("cost --json --size 64 --rounds 2 --seconds 0.1 --rate 20000", "name");
+    let rows =
+        rows("ringfence-bench cost --json --size 64 --rounds 2 --seconds 0.1 --rate 20000", "name");
     for path in PATHS {
         let row = &rows[path];
         assert_eq!(row["kind"], "path", "{row}");
@@ -72,7 +73,7 @@ fn short_cost_run_has_every_path_component_and_operation() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn uplink_paths_are_measured_or_left_out_with_the_reason() {
-    let done = bench("cost --size 1500 --rounds 1 --seconds 0.1 --rate 20000");
+    let done = bench("ringfence-bench cost --size 1500 --rounds 1 --seconds 0.1 --rate 20000");
     let (table, errors) = (text(&done.stdout), text(&done.stderr));
     assert!(done.status.success(), "{errors}");
     let is_measured = table.contains("uplink with a policy");
@@ -83,7 +84,8 @@ fn uplink_paths_are_measured_or_left_out_with_the_reason() {
 #[test]
 fn tail_has_rows_alone_beside_an_honest_and_beside_hostile_neighbours() {
     let hostile = ["event-storm", "rejoin", "hoarder", "changing-lists"];
-    let line = format!("tail --json --seconds 0.2 --behaviours {}", hostile.join(","));
+    let line =
+        format!("ringfence-bench tail --json --seconds 0.2 --behaviours {}", hostile.join(","));
     let rows = rows(&line, "behaviour");
     assert_eq!(rows.len(), hostile.len() + 2, "{:?}", rows.keys());
     for row in rows.values() {

@@ -33,7 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   A disk of qemu-storage-daemon, for a QEMU that lends a pool of 64 MiB:
     qemu-storage-daemon --blockdev driver=file,node-name=f,filename=disk.img \\
-        --export type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=/run/vm.backend,writable=on
+      --export vhost-user-blk,id=e,node-name=f,writable=on,addr.type=unix,addr.path=/run/vm.backend
     ringfence pool-proxy --listen /run/vm.disk --backend /run/vm.backend --pool 64M
 
   QEMU's options for it:

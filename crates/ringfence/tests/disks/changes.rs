@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 /// Runs `ringfence disk` with these words, as the user of the lab's guests.
 fn disk_command(lab: &Lab, words: &[&str]) -> Output {
     let mut command = Command::new(lab.program());
-    command.arg("disk").args(words).env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap());
+    command.args(words).env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap());
     command.stdin(Stdio::null()).output().unwrap()
 }
 
@@ -106,7 +106,7 @@ fn snapshot_under_load_keeps_the_content_of_one_moment_and_all_later_writes() {
                 round += 1;
             }
         });
-        let words = ["snapshot", &name_of(&guest), new.to_str().unwrap()];
+        let words = ["disk", "snapshot", &name_of(&guest), new.to_str().unwrap()];
         let text = change(&lab, &words);
         assert!(text.contains("next start: --disk"), "{text}");
         // The base is a backing file from now on: nobody may write it, and others may read it.
@@ -175,11 +175,11 @@ fn fio_verifies_each_write_across_snapshots_and_growth() {
     let guest = lab.script(&format!("--disk {}", base.display()), &script);
     assert!(eventually(MOMENT, || lab.file("begun").exists()));
     let name = name_of(&guest);
-    change(&lab, &["resize", &name, "24M"]);
+    change(&lab, &["disk", "resize", &name, "24M"]);
     let images: Vec<_> = (0..4).map(|number| lab.file(&format!("{number}.qcow2"))).collect();
     for image in &images {
         std::thread::sleep(std::time::Duration::from_millis(300));
-        change(&lab, &["snapshot", &name, image.to_str().unwrap()]);
+        change(&lab, &["disk", "snapshot", &name, image.to_str().unwrap()]);
     }
     fs::write(lab.file("done"), "").unwrap();
     guest.succeed(MOMENT);
@@ -199,13 +199,13 @@ fn snapshots_of_snapshots_are_a_chain_and_the_size_grows_on_the_way() {
     let mut driver = Driver::new(disk.queue(8).unwrap());
     driver.write(0, &[1; 4096]).unwrap();
     // A file grows while its disk is used.
-    refused(&lab, &["resize", &name], "enlarge that first");
-    refused(&lab, &["resize", &name, "2M"], "only grows");
-    refused(&lab, &["resize", &name, "7"], "no disk `7`");
-    assert!(change(&lab, &["resize", &name, "6M"]).contains(&(6 * MIB).to_string()));
+    refused(&lab, &["disk", "resize", &name], "enlarge that first");
+    refused(&lab, &["disk", "resize", &name, "2M"], "only grows");
+    refused(&lab, &["disk", "resize", &name, "7"], "no disk `7`");
+    assert!(change(&lab, &["disk", "resize", &name, "6M"]).contains(&(6 * MIB).to_string()));
     assert_eq!(fs::metadata(&base).unwrap().len(), 6 * MIB);
     fs::File::options().write(true).open(&base).unwrap().set_len(8 * MIB + 100).unwrap();
-    change(&lab, &["resize", &name, "0"]);
+    change(&lab, &["disk", "resize", &name, "0"]);
     assert_eq!(disk.geometry().bytes, 4 * MIB, "a connection keeps its size");
     let again = connect_again(&lab, &guest);
     assert_eq!(again.geometry().bytes, 8 * MIB, "the next one has the new size, in sectors");
@@ -213,13 +213,13 @@ fn snapshots_of_snapshots_are_a_chain_and_the_size_grows_on_the_way() {
     later.write(7 * MIB, &[2; 4096]).unwrap();
     let images = [lab.file("one.qcow2"), lab.file("two.qcow2"), folder.join("three.qcow2")];
     for (image, byte) in images.iter().zip(3..) {
-        let text = change(&lab, &["snapshot", &name, "0", image.to_str().unwrap()]);
+        let text = change(&lab, &["disk", "snapshot", &name, "0", image.to_str().unwrap()]);
         let is_elsewhere = image.starts_with(&folder);
         assert_eq!(text.contains("backing=any"), is_elsewhere, "{text}");
         later.write(u64::from(byte) * MIB, &[byte; 4096]).unwrap();
         assert_eq!(later.read(7 * MIB, 4096).unwrap(), [2; 4096]);
     }
-    refused(&lab, &["resize", &name, "1G"], "qemu-img resize");
+    refused(&lab, &["disk", "resize", &name, "1G"], "qemu-img resize");
     let listed = Command::new(lab.program())
         .args(["ps", "--json"])
         .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
@@ -263,11 +263,15 @@ fn snapshot_that_is_refused_leaves_the_disk_and_every_file_as_they_were() {
         (&lab.file("missing/new"), "No such file"),
         (&new, "No space left"),
     ] {
-        refused(&lab, &["snapshot", &name, path.to_str().unwrap()], why);
+        refused(&lab, &["disk", "snapshot", &name, path.to_str().unwrap()], why);
         driver.write(4096, &[2; 4096]).unwrap();
     }
-    refused(&lab, &["snapshot", &name, "1", lab.file("n").to_str().unwrap()], "no disk `1`");
-    refused(&lab, &["snapshot", "nobody", lab.file("n").to_str().unwrap()], "`nobody`");
+    refused(
+        &lab,
+        &["disk", "snapshot", &name, "1", lab.file("n").to_str().unwrap()],
+        "no disk `1`",
+    );
+    refused(&lab, &["disk", "snapshot", "nobody", lab.file("n").to_str().unwrap()], "`nobody`");
     assert!(!new.exists() && !lab.file("n").exists());
     succeed(&["umount", small.to_str().unwrap()]);
     assert_eq!(fs::read(&other).unwrap(), b"precious");
@@ -276,7 +280,7 @@ fn snapshot_that_is_refused_leaves_the_disk_and_every_file_as_they_were() {
     // A disk that is only read has nothing to write.
     let (reader, _disk) = served(&lab, &format!("{},ro", other_image(&lab)));
     let unmade = lab.file("n");
-    refused(&lab, &["snapshot", &name_of(&reader), unmade.to_str().unwrap()], "read-only");
+    refused(&lab, &["disk", "snapshot", &name_of(&reader), unmade.to_str().unwrap()], "read-only");
     assert!(!unmade.exists());
 }
 
@@ -296,7 +300,7 @@ fn driver_domain_killed_after_a_snapshot_leaves_valid_images() {
     let (guest, disk) = served(&lab, &format!("{},cache=writeback", base.display()));
     let mut driver = Driver::new(disk.queue(16).unwrap());
     driver.write(0, &[1; 65536]).unwrap();
-    change(&lab, &["snapshot", &name_of(&guest), new.to_str().unwrap()]);
+    change(&lab, &["disk", "snapshot", &name_of(&guest), new.to_str().unwrap()]);
     for number in 0..100u64 {
         let block = vec![lent_with(&[7; 4096]).into()];
         driver.submit(Op::Write { fua: false }, (number * 37 % 128) << 16, 4096, block);
