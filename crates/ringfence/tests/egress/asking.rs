@@ -262,8 +262,10 @@ fn metadata_own_and_rebinding_addresses_open_by_no_approval() {
         "set +e; for url in 169.254.169.254 {HOST_V4}:8000 rebind.test metadata.test 100.100.100.200; do \
          curl -sS --max-time 30 http://$url/ >/dev/null; echo \"$url $?\"; done; curl -sS --max-time 60 http://other.test/"
     );
+    // With the host's address as its own, the guest would connect to itself.
     let options = format!(
-        "--name yes --policy mine.toml --ask exec:./yes.sh --allow-local {HOST_V4} --allow-local 169.254.169.254"
+        "--name yes --policy mine.toml --ask exec:./yes.sh --uplink-address private --allow-local {HOST_V4} \
+         --allow-local 169.254.169.254"
     );
     for answer in ["once", "run", "always"] {
         let write = |name: &str, text: &str| std::fs::write(net.world.file(name), text).unwrap();

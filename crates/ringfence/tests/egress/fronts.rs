@@ -235,8 +235,8 @@ fn process_of_other_namespaces_reaches_no_session_and_stands_in_for_none() {
         "{\"Session\":{\"name\":\"pasta\",\"program\":\"pasta\",\"policy\":\"1 rule (--deny)\"}}\n";
     assert_eq!(ask(&[]), described);
     let other = ["unshare", "--user", "--map-root-user", "--pid", "--fork"];
-    // The second one is as a command of `pasta --no-pidns`.
-    for namespaces in [&other[..], &other[..3]] {
+    // The second one is as a command of `pasta --no-pidns`, the third one as a container of root without user namespaces.
+    for namespaces in [&other[..], &other[..3], &["unshare", "--pid", "--fork"]] {
         let refused = ask(namespaces);
         let kinds = ["nothing\n", "ConnectionResetError\n", "BrokenPipeError\n"];
         assert!(kinds.contains(&&*refused), "{namespaces:?}: {refused}");
