@@ -5,7 +5,7 @@
 //! 3. The changes are committed, because packed crates must be. The text of the tag is written to a file.
 //! 4. Debian packages, archives and crates are made.
 //!
-//! It neither tags nor signs nor sends: it prints the commands that do.
+//! The step makes no tag or signature and sends nothing: it prints the commands that do.
 
 use std::path::{Path, PathBuf};
 
