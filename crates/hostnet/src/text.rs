@@ -7,6 +7,11 @@ pub fn last_line(tail: &str) -> Option<String> {
     tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(printable)
 }
 
+/// Formats a reason as ": WHY", or returns an empty text.
+pub fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {why}"))
+}
+
 /// Replaces control characters, which could act on a terminal, and those that change the direction of text: the process may
 /// be compromised.
 pub fn printable(text: &str) -> String {

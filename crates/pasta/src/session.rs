@@ -45,7 +45,7 @@ use super::values::RunAs;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::file_watch::FileWatch;
 use ringfence_hostnet::host::{RESOLV_CONF, resolver_of_host};
-use ringfence_hostnet::text::{last_line, printable};
+use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forwarded_ports::ForwardedPorts;
 use ringfence_uplink_process::link::LinkOrder;
@@ -339,8 +339,7 @@ impl Session {
                 }
                 Event::Ended(ended) if ended.ending == Ending::Exited(0) => return Ok(true),
                 Event::Ended(ended) => {
-                    let why = last_line(&ended.stderr_tail)
-                        .map_or(String::new(), |why| format!(": {why}"));
+                    let why = because(last_line(&ended.stderr_tail).as_deref());
                     bail!("the uplink {}{why}", ended.ending);
                 }
             }
@@ -567,7 +566,7 @@ fn start_uplink(
         Err(ChannelError::Closed) => {
             let ended = domain.wait_ended(Duration::from_secs(1));
             let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
-            bail!("the uplink ended{}", why.map_or(String::new(), |why| format!(": {why}")))
+            bail!("the uplink ended{}", because(why.as_deref()))
         }
         Err(error) => Err(error).context("the uplink"),
     }

@@ -8,8 +8,8 @@ use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
 
 use super::guest_processes::{GRACE, GuestProcesses, Outcome};
-use super::rendezvous::{self, because};
-use ringfence_hostnet::text::last_line;
+use super::rendezvous;
+use ringfence_hostnet::text::{because, last_line};
 
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {

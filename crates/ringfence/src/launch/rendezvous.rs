@@ -7,7 +7,7 @@ use super::options::SwitchChoice;
 use super::report::Reporter;
 use ringfence_driver::proof;
 use ringfence_hostnet::runtime_dir::{Lock, RuntimeDir, RuntimeDirError};
-use ringfence_hostnet::text::{last_line, printable};
+use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_sys::descriptors::Descriptors;
 
 use ringfence_driver::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
@@ -57,11 +57,6 @@ pub(crate) enum RendezvousError {
     Refused { switch: String, why: String },
     #[error("the driver domain of switch `{switch}` neither answers nor ends")]
     Stuck { switch: String },
-}
-
-/// Formats a reason as ": WHY", or returns an empty text.
-pub(crate) fn because(why: Option<&str>) -> String {
-    why.map_or_else(String::new, |why| format!(": {why}"))
 }
 
 /// Attaches a guest to the switch of its choice. Without a shared switch, a driver domain is started that no other

@@ -15,7 +15,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use ringfence_access::Mode;
 use ringfence_driver::machine::{DiskConfig, FromDisk, LOG_FILES, ToDisk};
 use ringfence_hostnet::log;
-use ringfence_hostnet::text::{last_line, printable};
+use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_nbd::client::NbdConnector;
 use ringfence_pasta::session_status::{SessionNames, StatusServer};
 use ringfence_pasta::values::PoolArg;
@@ -178,10 +178,7 @@ impl BlkSession<'_> {
             Err(ChannelError::Closed) => {
                 let ended = domain.wait_ended(Duration::from_secs(1));
                 let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
-                bail!(
-                    "the disk's process ended{}",
-                    why.map_or(String::new(), |why| format!(": {why}"))
-                )
+                bail!("the disk's process ended{}", because(why.as_deref()))
             }
             Err(error) => Err(error).context("the disk's process"),
         }
@@ -208,8 +205,7 @@ impl BlkSession<'_> {
                         return Ok(Outcome::Restart);
                     }
                     Event::Ended(ended) => {
-                        let why = last_line(&ended.stderr_tail)
-                            .map_or(String::new(), |why| format!(": {why}"));
+                        let why = because(last_line(&ended.stderr_tail).as_deref());
                         bail!("the disk's process {}{why}", ended.ending);
                     }
                 }

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ringfence_driver::pool_proxy::{FromProxy, ProxyConfig, ToProxy};
 use ringfence_hostnet::log;
-use ringfence_hostnet::text::{last_line, printable};
+use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_pasta::session_status::{SessionNames, StatusServer};
 use ringfence_pasta::values::PoolArg;
 use ringfence_sandbox::channel::{Channel, ChannelError};
@@ -126,8 +126,7 @@ fn start(args: &PoolProxyArgs, listener: &OwnedFd) -> anyhow::Result<DomainProce
         Err(ChannelError::Closed) => {
             let ended = domain.wait_ended(Duration::from_secs(1));
             let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
-            let why = why.map_or(String::new(), |why| format!(": {why}"));
-            bail!("the proxy process ended{why}")
+            bail!("the proxy process ended{}", because(why.as_deref()))
         }
         Err(error) => Err(error).context("the proxy process"),
     }
@@ -159,8 +158,7 @@ fn wait(
                     text.lines().for_each(|line| say(format_args!("proxy: {}", printable(line))));
                 }
                 Event::Ended(ended) => {
-                    let why = last_line(&ended.stderr_tail)
-                        .map_or(String::new(), |why| format!(": {why}"));
+                    let why = because(last_line(&ended.stderr_tail).as_deref());
                     bail!("the proxy process {}{why}", ended.ending);
                 }
             }
