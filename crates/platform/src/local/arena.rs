@@ -6,7 +6,8 @@
 //!
 //! The seals are exactly `F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL`. Without `F_SEAL_SHRINK` the peer
 //! could shrink the file and cause SIGBUS. Without `F_SEAL_SEAL` it could add `F_SEAL_FUTURE_WRITE`, and
-//! the granter could not punch holes. The receiver checks seals, size, file system and access mode of
+//! the granter could not punch holes. A hugetlb memfd accepts the same seals, but its pages come from a pool that others
+//! can empty, and then a punched page raises SIGBUS. The receiver checks seals, size, file system and access mode of
 //! every file before it maps anything.
 //!
 //! The kernel charges memory to the control group that touches a page first: the granter's for pages
