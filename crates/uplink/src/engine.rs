@@ -69,6 +69,8 @@ pub struct Uplink {
     /// Engines that do not have the connection of the frame that was handed over. Empty for frames of the link.
     visited: Visited,
     ready: Vec<Ready>,
+    /// Set if `ready` has the host's events of now.
+    has_events: bool,
 }
 
 /// Borrows the engine's parts as a [`Context`].
@@ -91,6 +93,7 @@ mod asking;
 mod changes;
 mod names;
 mod sharing;
+mod waiting;
 
 impl Uplink {
     /// Creates an uplink that uses the sockets of `host`.
@@ -125,6 +128,7 @@ impl Uplink {
             handoffs: Vec::new(),
             visited: Visited::default(),
             ready: Vec::new(),
+            has_events: false,
         };
         if uplink.config.share.index == 0 && !uplink.config.multicast.is_empty() {
             uplink.publish_udp_ports();
@@ -396,8 +400,9 @@ impl Uplink {
     /// Returns the host's error, after which the host cannot be used.
     pub fn poll_host(&mut self, now: Duration) -> Result<usize, Errno> {
         self.follow_changes(now);
-        self.ready.clear();
-        self.host.poll(&mut self.ready)?;
+        if !core::mem::take(&mut self.has_events) {
+            self.host.poll(&mut self.ready, Some(Duration::ZERO))?;
+        }
         let mut events = core::mem::take(&mut self.ready);
         let count = events.len();
         for ready in events.drain(..) {
@@ -417,6 +422,8 @@ impl Uplink {
                     self.multicast.ready(ready);
                 }
                 OwnerKind::Dns => self.name_queries.ready(ready, &mut context!(self, now)),
+                // Only a runner that waits by `wait_host` adds files, and it takes their events.
+                OwnerKind::Runner => {}
             }
         }
         self.ready = events;
