@@ -12,11 +12,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
+use rustix::net::sockopt;
 
 use super::end::{CaseResult, histogram, nanos};
 
 /// Number of queries that are sent at once.
 pub(super) const LOOKUPS: usize = 500;
+/// Size of the name server's receive buffer in bytes.
+const BUFFER: usize = 8 << 20;
 /// Time after which the name server answers.
 const DELAY: Duration = Duration::from_millis(300);
 /// Time until a query is sent again, and number of times that it is sent (`RES_TIMEOUT`, `RES_DFLRETRY`).
@@ -34,6 +37,8 @@ impl NameServer {
     /// command.
     pub(super) fn start(run: fn(&[&str]) -> anyhow::Result<()>) -> anyhow::Result<NameServer> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 53)).context("the name server")?;
+        // All queries at once exceed the default size.
+        sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER).context("SO_RCVBUFFORCE")?;
         let file =
             std::env::temp_dir().join(format!("ringfence-bench-resolv-{}", std::process::id()));
         std::fs::write(&file, "nameserver 127.0.0.1\n").context("writing resolv.conf")?;
