@@ -7,12 +7,14 @@
 //! * [`features`]: a vif with every set of offload keys at each end.
 //! * [`window`]: a grant window between two processes, with ten million grants issued and revoked.
 //! * [`tests`]: the tests of the default set beside a load.
+//! * [`network`]: real programs over an uplink whose network changes, loses and reorders.
 //! * [`disk`]: a disk whose frontend, driver domain or both are killed under load.
 
 mod attach;
 mod disk;
 mod features;
 mod flows;
+mod network;
 mod series;
 mod testbed;
 mod tests;
@@ -111,6 +113,17 @@ enum Soak {
         #[arg(long, default_value_t = 200)]
         times: u32,
     },
+    /// Run real programs in a guest over a network that changes, loses and reorders
+    ///
+    /// git, package managers, curl, ssh, a browser and flows that are silent for long. No attempt may fail but with an
+    /// address of the host that is removed. In four pauses all flows end, and descriptors and memory of the uplink must
+    /// not grow. Programs that are not installed are left out. The test is part of crates/ringfence (`network`). Run it as
+    /// root.
+    Network {
+        /// Time without the pauses
+        #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+        minutes: u32,
+    },
 }
 
 /// End of the connections of `soak flows` that runs in a guest.
@@ -139,6 +152,7 @@ pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
         Soak::Window { rounds } => window::run(root, *rounds),
         Soak::Features => features::run(root),
         Soak::Disk { times } => disk::run(root, *times),
+        Soak::Network { minutes } => network::run(root, *minutes),
     }
 }
 

@@ -113,6 +113,11 @@ pub trait RingTransport: Send {
     /// Returns the egress capabilities of now.
     fn capabilities(&self) -> PortCapabilities;
 
+    /// Returns `true` if a look for frames is a system call, as [`GuestLink::is_polled_by_calls`] does.
+    fn is_polled_by_calls(&self) -> bool {
+        false
+    }
+
     /// Returns `true` if the other side had no room, and will signal it.
     fn is_full(&self) -> bool {
         false
@@ -303,6 +308,10 @@ impl<T: RingTransport> GuestLink for RingLink<T> {
 
     fn flush(&mut self) {
         self.send_or_fail();
+    }
+
+    fn is_polled_by_calls(&self) -> bool {
+        self.transport.is_polled_by_calls()
     }
 
     fn is_full(&self) -> bool {

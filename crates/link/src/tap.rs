@@ -105,6 +105,10 @@ impl RingTransport for TapTransport {
         self.port.wait_fds()
     }
 
+    fn is_polled_by_calls(&self) -> bool {
+        true
+    }
+
     fn capabilities(&self) -> PortCapabilities {
         self.port.capabilities()
     }

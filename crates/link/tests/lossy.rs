@@ -229,6 +229,10 @@ impl GuestLink for LossyLink {
         self.link.commit(&frames[..frames.len() - lost]);
     }
 
+    fn is_polled_by_calls(&self) -> bool {
+        self.link.is_polled_by_calls()
+    }
+
     fn flush(&mut self) {
         GuestLink::flush(&mut self.link);
     }

@@ -18,6 +18,7 @@ use ringfence_hostnet::interface::parse_interface;
 use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::local::LocalPrefix;
+use ringfence_uplink_process::queues::{QUEUES_MAX, parse_queues};
 
 /// Names of an option: long, short, and whether it has a value.
 type Names = (&'static str, Option<char>, bool);
@@ -268,6 +269,12 @@ pub struct PastaArgs {
     /// Listen also at addresses that the host does not have yet
     #[arg(long, help_heading = PORTS)]
     pub freebind: bool,
+
+    /// Number of queues of the interface, each with a thread, or `auto` for one per processor; packets of one connection
+    /// take one queue
+    #[arg(long, value_name = "N|auto", default_value = "1",
+          value_parser = |text: &str| parse_queues(text, QUEUES_MAX), help_heading = SETTINGS)]
+    pub queues: u32,
 
     /// Rules for names and addresses that the namespace may reach.
     #[command(flatten)]

@@ -191,6 +191,9 @@ fn check(args: &PastaArgs) -> anyhow::Result<Target> {
     if let Some((name, why)) = args.others.refused.first() {
         bail!("--{name} is not supported: {why}");
     }
+    if args.pcap.is_some() && args.queues > 1 {
+        bail!("--pcap captures one queue: leave out --queues");
+    }
     if args.version { Ok(Target::Command(Vec::new())) } else { Target::new(args) }
 }
 

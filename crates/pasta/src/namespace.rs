@@ -3,7 +3,7 @@
 //! ```text
 //! session                             this process
 //!   Order + namespaces, or stdin ──>
-//!                                <──  Ready + queue of the TAP      existing namespaces: it exits
+//!                                <──  Ready + queues of the TAP     existing namespaces: it exits
 //!   Start                        ──>  starts the command in a PID namespace of its own, and waits
 //!                                <──  Ended
 //! ```
@@ -75,7 +75,7 @@ pub(crate) struct NamespaceInterface {
 /// Report of the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Comes with the queue of the TAP, and the files of `/proc/net` that the session wants.
+    /// Comes with the queues of the TAP, and the files of `/proc/net` that the session wants.
     Ready {
         offloads: u32,
         remarks: Vec<String>,

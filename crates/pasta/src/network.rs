@@ -28,6 +28,7 @@ use ringfence_uplink_process::multicast::{self, Memberships};
 use ringfence_uplink_process::multicast_groups::MulticastConfig;
 use ringfence_uplink_process::network_plan::{NetworkPlan, Wishes};
 use ringfence_uplink_process::orders::UplinkOrder;
+use ringfence_uplink_process::queues::queues_of_uplink;
 use ringfence_uplink_process::{
     Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets,
 };
@@ -48,6 +49,8 @@ pub(crate) struct PlannedNetwork {
     interface: String,
     macs: ([u8; 6], [u8; 6]),
     mtu: u16,
+    /// Number of queues of the interface.
+    queues: u32,
     /// Stand-ins of `--dns-forward`.
     forwarded: Vec<Alias>,
     /// Name servers that the namespace knows otherwise.
@@ -126,6 +129,7 @@ impl PlannedNetwork {
             interface,
             macs,
             mtu: args.mtu,
+            queues: queues_of_uplink(args.queues),
             forwarded,
             unoffered,
             search,
@@ -161,7 +165,7 @@ impl PlannedNetwork {
 
     /// Returns the configuration of the interface in the namespace.
     pub(crate) fn interface(&self) -> UplinkInterface {
-        let mut made = self.plan.interface(self.mtu, u32::MAX, 1);
+        let mut made = self.plan.interface(self.mtu, u32::MAX, self.queues);
         made.interface.name.clone_from(&self.interface);
         made.interface.mac = self.macs.1;
         made

@@ -33,6 +33,7 @@ pub(crate) const OF_PASTA: &[(&str, &str)] = &[
     ("host_lo_to_ns_lo", "host-lo-to-ns-lo"),
     ("no_splice", "no-splice"),
     ("splice-only", "splice-only"),
+    ("queues", "queues"),
 ];
 
 /// Reasons for which other options of passt are refused.

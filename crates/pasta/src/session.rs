@@ -1,9 +1,9 @@
 //! Session: the process that starts the uplink for a guest, and waits for the end of one of them.
 //!
 //! 1. Plan the network, and open listening sockets, namespaces, log and process id file with the user's rights.
-//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP. A virtual machine
+//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queues of the TAP. A virtual machine
 //!    has a socket instead ([`super::machine`]).
-//! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queue and the sockets over.
+//! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queues and the sockets over.
 //! 4. Listen for clients of the egress policy, then announce the session and write the process id: a program that waits
 //!    for these may call at once. Give up root's rights, and wait.
 //!
@@ -14,13 +14,14 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::ids::is_host_root;
 use ringfence_sandbox::signals::{self, Signals};
 use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
 use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
 use ringfence_sys::namespaces;
+use ringfence_sys::numbers::usize_from;
 use ringfence_sys::poll::{wait_any, wait_hung_up};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
@@ -122,7 +123,7 @@ impl Session {
         let ports = ForwardedPorts::new(listeners.sockets.len());
         let (link, offloads) = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, offloads, listeners.forwards, egress.head());
-        let fds = std::iter::once(entry.socket).chain(files.capture).collect();
+        let fds = entry.sockets.into_iter().chain(files.capture).collect();
         let listeners = network.joined(listeners.sockets);
         let uplink = start_uplink(&config, fds, listeners, &egress, &mut messages)?;
         let channel = entry.process.as_ref().filter(|_| relayed).map(|(_, channel)| channel);
@@ -188,7 +189,7 @@ impl Session {
         match ended {
             Ok(status) => status,
             Err(error) => {
-                self.messages.problem(ringfence_hostnet::causes::causes(&error));
+                self.messages.problem(causes(&error));
                 crate::program::STATUS_FAILED
             }
         }
@@ -370,12 +371,8 @@ impl Session {
         // A file may vanish without an event, on an overlay file system for instance.
         let is_file = matches!(self.watch, Some(Watch::File { .. }));
         let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
-        fds.extend(
-            self.port_server
-                .iter()
-                .flat_map(PortServer::fds)
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-        );
+        let port_server = self.port_server.iter().flat_map(PortServer::fds);
+        fds.extend(port_server.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let server = self.port_server.as_ref().and_then(PortServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
         let rejoins = memberships.and_then(Memberships::deadline);
@@ -389,8 +386,8 @@ impl Session {
 
 /// Way to the guest: its link, and the process and the files that belong to it.
 struct Entry {
-    /// Queue of the TAP, or socket of a virtual machine.
-    socket: OwnedFd,
+    /// Queues of the TAP, or socket of a virtual machine.
+    sockets: Vec<OwnedFd>,
     link: LinkOrder,
     offloads: u32,
     /// Files of the namespace's listeners.
@@ -414,8 +411,8 @@ struct InheritedState {
 impl Entry {
     fn of_machine(endpoint: OpenEndpoint) -> Entry {
         let OpenEndpoint { socket, link, file, greeting } = endpoint;
-        let (tables, existing, watch, process) = Default::default();
-        Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
+        let (sockets, (tables, existing, watch, process)) = (vec![socket], Default::default());
+        Entry { sockets, link, offloads: 0, tables, existing, watch, process, file, greeting }
     }
 
     /// Makes the interface in the namespaces. A command gets `inherited` back.
@@ -433,6 +430,7 @@ impl Entry {
             watch = (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?;
         }
         let (child, channel) = start_in_namespace(target, run_as)?;
+        let queues = usize_from(connection.interface.interface.queues);
         match &existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
             None => {
@@ -442,10 +440,10 @@ impl Entry {
                 channel.send(&order, &[rustix::stdio::stdin()])?;
             }
         }
-        let (socket, tables, offloads) = receive_tap(&channel, messages)?;
+        let (sockets, tables, offloads) = receive_tap(&channel, queues, messages)?;
         let (link, process) = (LinkOrder::Tap, Some((child, channel)));
         let (file, greeting) = (None, None);
-        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file, greeting })
+        Ok(Entry { sockets, link, offloads, tables, existing, watch, process, file, greeting })
     }
 }
 
@@ -504,11 +502,12 @@ fn start_in_namespace(target: &Target, run_as: Option<RunAs>) -> anyhow::Result<
     Ok((child, channel))
 }
 
-/// Receives the queue of the TAP, the files of the namespace's listeners, and the offloads.
+/// Receives the queues of the TAP, the files of the namespace's listeners, and the offloads.
 fn receive_tap(
     channel: &Channel,
+    queues: usize,
     messages: &mut Messages,
-) -> anyhow::Result<(OwnedFd, Vec<OwnedFd>, u32)> {
+) -> anyhow::Result<(Vec<OwnedFd>, Vec<OwnedFd>, u32)> {
     let received = channel.receive_within::<Report>(START_TIMEOUT);
     let (report, fds) = received.context("the process in the namespace")?;
     match report {
@@ -516,9 +515,10 @@ fn receive_tap(
             for remark in remarks {
                 messages.step(printable(&remark));
             }
-            let mut fds = fds.into_vec().into_iter();
-            let tap = fds.next().context("the process in the namespace sent no TAP")?;
-            Ok((tap, fds.collect(), offloads))
+            let mut taps = fds.into_vec();
+            ensure!(taps.len() >= queues, "the process in the namespace sent no TAP");
+            let tables = taps.split_off(queues);
+            Ok((taps, tables, offloads))
         }
         Report::Failed(why) => bail!("{}", printable(&why)),
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),

@@ -18,7 +18,7 @@ use ringfence_hostnet::text::byte_count;
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink_process::messages::MachineState;
 use ringfence_uplink_process::orders::UplinkOrder;
-use ringfence_uplink_process::totals::{EgressTotals, UplinkTotals};
+use ringfence_uplink_process::totals::{EgressTotals, QueueSentence, UplinkTotals};
 use serde::{Deserialize, Serialize};
 
 use super::client::listen;
@@ -50,6 +50,9 @@ pub struct SessionStatus {
     pub machine: MachineState,
     /// Counters of the uplink that are not zero.
     pub traffic: BTreeMap<String, u64>,
+    /// The same for each queue of the link. Empty if it has one.
+    #[serde(default)]
+    pub queues: Vec<BTreeMap<String, u64>>,
     /// Totals of the egress policy, if there is one.
     pub egress: Option<EgressTotals>,
 }
@@ -83,6 +86,9 @@ impl fmt::Display for SessionStatus {
             let sent = byte_count(self.sum(&["tcp_bytes_in", "udp_bytes_in"]));
             let received = byte_count(self.sum(&["tcp_bytes_out", "udp_bytes_out"]));
             writeln!(f, "{link}: {sent} sent by the guest, {received} received")?;
+            for (number, queue) in self.queues.iter().enumerate() {
+                writeln!(f, "{link}: queue {number}: {}", QueueSentence(queue))?;
+            }
         }
         if let Some(egress) = &self.egress {
             writeln!(f, "egress: {egress}")?;
@@ -224,6 +230,7 @@ impl StatusServer {
             link: self.names.link.to_owned(),
             machine: self.machine.clone(),
             traffic: self.totals.traffic.clone(),
+            queues: self.totals.queues.clone(),
             egress: self.totals.egress,
         }
     }
@@ -261,7 +268,7 @@ mod tests {
 
     fn totals(bytes: u64) -> UplinkTotals {
         let traffic = BTreeMap::from([("tcp_bytes_in".to_owned(), bytes)]);
-        UplinkTotals { traffic, egress: None }
+        UplinkTotals { traffic, ..UplinkTotals::default() }
     }
 
     #[test]

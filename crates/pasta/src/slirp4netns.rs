@@ -143,6 +143,7 @@ fn translate(args: &SlirpArgs) -> anyhow::Result<(super::args::PastaArgs, Target
     }
     let mut pasta = super::parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
     (pasta.egress, pasta.ask) = (args.egress.clone(), args.ask.clone());
+    pasta.queues = args.queues;
     let target = check(&pasta)?;
     Ok((pasta, target))
 }
@@ -189,6 +190,8 @@ mod tests {
         assert_eq!(egress.policy, [std::path::PathBuf::from("p.toml")]);
         assert!(egress.strict_sni && egress.egress_log.is_some());
         assert!(!read("17 tap0").unwrap().0.has_policy());
+        assert_eq!(read("17 tap0").unwrap().0.queues, 1);
+        assert_eq!(read("--queues 3 17 tap0").unwrap().0.queues, 3);
         let (pasta, _) = read("--ask socket:ask --ask-within 7 17 tap0").unwrap();
         assert!(pasta.has_policy() && pasta.ask.ask_within == 7);
     }

@@ -10,6 +10,7 @@ use super::values::MacArg;
 use ringfence_base::address::IpPrefix;
 use ringfence_uplink_process::asking::AskArgs;
 use ringfence_uplink_process::egress::EgressArgs;
+use ringfence_uplink_process::queues::{QUEUES_MAX, parse_queues};
 
 /// IPv4 network of the namespace: its base address and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +122,12 @@ pub struct SlirpArgs {
     /// The same for IPv6: source address, or interface
     #[arg(long, value_name = "IP|NAME")]
     pub outbound_addr6: Option<String>,
+
+    /// Number of queues of the interface, each with a thread, or `auto` for one per processor; packets of one connection
+    /// take one queue
+    #[arg(long, value_name = "N|auto", default_value = "1",
+          value_parser = |text: &str| parse_queues(text, QUEUES_MAX))]
+    pub queues: u32,
 
     /// Rules for names and addresses that the namespace may reach.
     #[command(flatten)]

@@ -56,6 +56,7 @@ use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
 use ringfence_uplink_process::network_plan::UplinkAddress;
+use ringfence_uplink_process::queues::parse_queues;
 use view::ViewArgs;
 
 /// Minimum MTU: every IPv4 host must be able to receive packets of this length (RFC 791, section 3.2).
@@ -418,10 +419,9 @@ pub struct RunArgs {
           help_heading = heading::MEMORY)]
     pub revocation: Revocation,
 
-    /// Number of queues of the interface; packets of one connection take one queue
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()),
-          help_heading = heading::MEMORY)]
+    /// Number of queues of the interfaces, or `auto` for one per processor; packets of one connection take one queue
+    #[arg(long, value_name = "N|auto", default_value = "1",
+          value_parser = |text: &str| parse_queues(text, QUEUES_MAX), help_heading = heading::MEMORY)]
     pub queues: u32,
 
     /// Link between the guest and the uplink process

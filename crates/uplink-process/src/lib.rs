@@ -13,7 +13,8 @@
 //! * [`orders`]: orders to a running uplink.
 //! * [`forwarded_ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
-//! * [`totals`]: counts of egress verdicts.
+//! * [`queues`]: number of queues of the guest's interface.
+//! * [`totals`]: counts of egress verdicts, and of each queue.
 //! * [`upstream`]: the proxy that carries a guest's connections.
 
 pub mod asking;
@@ -29,6 +30,7 @@ pub mod multicast_groups;
 pub mod network_plan;
 pub mod orders;
 pub mod process;
+pub mod queues;
 mod recorder;
 pub mod totals;
 pub mod upstream;

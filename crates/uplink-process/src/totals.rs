@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use ringfence_hostnet::text::byte_count;
 use ringfence_sys::clock::monotonic;
 use ringfence_sys::numbers::u64_from;
 use ringfence_uplink::UplinkCounters;
@@ -21,6 +22,26 @@ pub struct UplinkTotals {
     pub egress: Option<EgressTotals>,
     /// Counters of the engines that are not zero ([`UplinkCounters`]).
     pub traffic: BTreeMap<String, u64>,
+    /// The same for each engine, in the order of its queues. Empty for a single engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<BTreeMap<String, u64>>,
+}
+
+/// Text about one queue of an uplink.
+pub struct QueueSentence<'a>(pub &'a BTreeMap<String, u64>);
+
+impl fmt::Display for QueueSentence<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sum = |names: &[&str]| names.iter().filter_map(|name| self.0.get(*name)).sum::<u64>();
+        let sent = byte_count(sum(&["tcp_bytes_in", "udp_bytes_in"]));
+        let received = byte_count(sum(&["tcp_bytes_out", "udp_bytes_out"]));
+        let (handed, lost) = (sum(&["handed_over"]), sum(&["drop_handed"]));
+        write!(f, "{sent} sent by the guest, {received} received, {handed} handed over")?;
+        if lost > 0 {
+            write!(f, ", {lost} lost by full queues")?;
+        }
+        Ok(())
+    }
 }
 
 /// Totals of an egress policy since the start of the guest. The field names are those of `ringfence ps --json`.
@@ -94,14 +115,20 @@ pub(super) struct TotalsSource {
 impl TotalsSource {
     /// Returns the totals of this moment.
     pub(super) fn read(&self) -> UplinkTotals {
+        let of_engine = |counters: &Arc<UplinkCounters>| {
+            let counts = counters.each().filter(|(_, count)| *count > 0);
+            counts.map(|(name, count)| (name.to_owned(), count)).collect()
+        };
+        let mut queues: Vec<BTreeMap<String, u64>> = self.counters.iter().map(of_engine).collect();
         let mut traffic = BTreeMap::<String, u64>::new();
-        for (name, count) in self.counters.iter().flat_map(|counters| counters.each()) {
-            if count > 0 {
-                let sum = traffic.entry(name.to_owned()).or_default();
-                *sum = sum.saturating_add(count);
-            }
+        for (name, count) in queues.iter().flatten() {
+            let sum = traffic.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*count);
         }
-        UplinkTotals { egress: self.egress(), traffic }
+        if queues.len() == 1 {
+            queues.clear();
+        }
+        UplinkTotals { egress: self.egress(), traffic, queues }
     }
 
     /// Returns the totals of the policy. `None` without one.
@@ -139,6 +166,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn single_engine_has_no_counts_by_queue() {
+        let counters = Arc::<UplinkCounters>::default();
+        counters.tcp_bytes_in.add(3 << 10);
+        counters.handed_over.add(5);
+        let source = TotalsSource { counters: vec![counters], policy: PolicyInForce::new(None) };
+        let totals = source.read();
+        assert!(totals.queues.is_empty());
+        let text = QueueSentence(&totals.traffic).to_string();
+        assert_eq!(text, "3 KiB sent by the guest, 0 B received, 5 handed over");
+    }
+
+    #[test]
     fn totals_are_sums_over_engines_and_exist_only_with_a_policy() {
         let counters: Vec<_> = (0..2).map(|_| Arc::<UplinkCounters>::default()).collect();
         counters[0].egress_denied.add(3);
@@ -152,6 +191,9 @@ mod tests {
         assert_eq!(unrestricted.egress, None);
         assert_eq!(unrestricted.traffic.get("egress_denied"), Some(&7));
         assert_eq!(unrestricted.traffic.len(), 2, "counters of zero are left out");
+        let denied: Vec<_> =
+            unrestricted.queues.iter().map(|queue| queue["egress_denied"]).collect();
+        assert_eq!(denied, [3, 4]);
         let policy = Policy::new(PolicySource::default()).unwrap();
         let totals = source(Some(Egress::new(policy, None, false))).read().egress.unwrap();
         let expected =

@@ -38,6 +38,8 @@ counters! {
     frames_out;
     /// System calls on sockets.
     syscalls;
+    /// Times that the thread slept until there was work.
+    sleeps;
     /// Frames dropped: headers are inconsistent or truncated.
     drop_malformed;
     /// Frames dropped: unknown protocol.

@@ -185,7 +185,10 @@ mod tests {
         udp_frame(&UdpEnds { ends, from: CLIENT, to: SERVER }, &bytes, &mut frame).unwrap();
         let mut uplink = Uplink::new(config, host, Arc::clone(&counters));
         let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
-        uplink.accept_handoff(Handoff::Frame { bytes: frame, meta }, Duration::from_secs(1));
+        uplink.accept_handoff(
+            Handoff::Frame { bytes: frame, meta, visited: Default::default() },
+            Duration::from_secs(1),
+        );
         counters
     }
 

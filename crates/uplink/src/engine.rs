@@ -8,9 +8,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_frame::{Batch, FrameView};
+use ringfence_offload::Layers;
 use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
-use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
@@ -30,7 +30,7 @@ use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::relay::{Refill, RelayTarget, Relays};
 use crate::replies::Replies;
-use crate::share::Handoff;
+use crate::share::{Handoff, Visited};
 use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
 use crate::udp::multicast::Multicast;
@@ -66,7 +66,11 @@ pub struct Uplink {
     advertisements: Advertisements,
     /// Frames and connections for other engines, with the engine's index.
     handoffs: Vec<(usize, Handoff)>,
+    /// Engines that do not have the connection of the frame that was handed over. Empty for frames of the link.
+    visited: Visited,
     ready: Vec<Ready>,
+    /// Set if `ready` has the host's events of now.
+    has_events: bool,
 }
 
 /// Borrows the engine's parts as a [`Context`].
@@ -88,6 +92,8 @@ macro_rules! context {
 mod asking;
 mod changes;
 mod names;
+mod sharing;
+mod waiting;
 
 impl Uplink {
     /// Creates an uplink that uses the sockets of `host`.
@@ -120,7 +126,9 @@ impl Uplink {
             reassembly: Reassembly::default(),
             advertisements: Advertisements::default(),
             handoffs: Vec::new(),
+            visited: Visited::default(),
             ready: Vec::new(),
+            has_events: false,
         };
         if uplink.config.share.index == 0 && !uplink.config.multicast.is_empty() {
             uplink.publish_udp_ports();
@@ -271,7 +279,7 @@ impl Uplink {
     fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         if Multicast::concerns(packet, &self.config) {
             if self.config.share.index != 0 {
-                return self.hand_over(0, packet);
+                return self.hand_over(0, packet, Visited::default());
             }
             if !has_valid_checksum(packet) {
                 return self.counters.drop_checksum.add(1);
@@ -285,8 +293,9 @@ impl Uplink {
             return counters.drop_forged_source.add(1);
         }
         if self.config.guest.learns {
-            self.config.guest.learn(packet.mac, packet.source);
+            self.learn(packet.mac, packet.source);
         }
+        let counters = &self.counters;
         if matches!(packet.layers.network(), Network::Ipv4(ip) if ip.header_len > 20) {
             return counters.drop_options.add(1);
         }
@@ -299,18 +308,17 @@ impl Uplink {
         let share = &self.config.share;
         if packet.layers.is_fragment() {
             if share.index != 0 {
-                return self.hand_over(0, packet);
+                return self.hand_over(0, packet, Visited::default());
             }
             return self.fragment(packet, run, now);
         }
         if !has_valid_checksum(packet) {
             return counters.drop_checksum.add(1);
         }
-        if share.of > 1 {
-            let engine = share.of_packet(packet);
-            if engine != share.index {
-                return self.hand_over(engine, packet);
-            }
+        if share.of > 1
+            && let Some((engine, visited)) = self.other_owner(packet)
+        {
+            return self.hand_over(engine, packet, visited);
         }
         match packet.layers.transport() {
             Transport::Tcp(_) => self.tcp.input(packet, run, &mut context!(self, now)),
@@ -319,43 +327,6 @@ impl Uplink {
                 self.icmp.input(packet, &mut context!(self, now));
             }
             _ => counters.drop_unknown.add(1),
-        }
-    }
-
-    fn hand_over(&mut self, engine: usize, packet: &Packet<'_>) {
-        let mut bytes = vec![0; packet.frame.len()];
-        packet.frame.copy_to(&mut bytes);
-        self.handoffs.push((engine, Handoff::Frame { bytes, meta: packet.frame.meta() }));
-    }
-
-    /// Takes the frames and connections that belong to other engines, with the engine's index.
-    pub fn take_handoffs(&mut self) -> impl Iterator<Item = (usize, Handoff)> + '_ {
-        self.counters.handed_over.add(self.handoffs.len() as u64);
-        self.handoffs.drain(..)
-    }
-
-    /// Accepts a frame or a connection from another engine.
-    pub fn accept_handoff(&mut self, handoff: Handoff, now: Duration) {
-        match handoff {
-            Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
-            Handoff::Wake => self.follow_changes(now),
-            Handoff::Connection { file, client, guest } => {
-                if let Some(mac) = self.config.guest.mac {
-                    self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
-                }
-            }
-        }
-    }
-
-    /// Handles a frame that is in no batch.
-    fn frame_alone(&mut self, bytes: &[u8], meta: OffloadMeta, now: Duration) {
-        let mut batch = Batch::with_capacity(1, bytes.len());
-        let pushed = batch.reserve(bytes.len()).and_then(|offset| {
-            batch.scratch_mut(offset..offset + bytes.len()).ok()?.copy_from_slice(bytes);
-            batch.push_contiguous(offset, bytes.len(), meta).ok()
-        });
-        if let Some(index) = pushed {
-            self.input(&batch, &[index], now);
         }
     }
 
@@ -429,8 +400,9 @@ impl Uplink {
     /// Returns the host's error, after which the host cannot be used.
     pub fn poll_host(&mut self, now: Duration) -> Result<usize, Errno> {
         self.follow_changes(now);
-        self.ready.clear();
-        self.host.poll(&mut self.ready)?;
+        if !core::mem::take(&mut self.has_events) {
+            self.host.poll(&mut self.ready, Some(Duration::ZERO))?;
+        }
         let mut events = core::mem::take(&mut self.ready);
         let count = events.len();
         for ready in events.drain(..) {
@@ -450,6 +422,8 @@ impl Uplink {
                     self.multicast.ready(ready);
                 }
                 OwnerKind::Dns => self.name_queries.ready(ready, &mut context!(self, now)),
+                // Only a runner that waits by `wait_host` adds files, and it takes their events.
+                OwnerKind::Runner => {}
             }
         }
         self.ready = events;
@@ -574,6 +548,7 @@ mod tests {
     use crate::config::NameServers;
     use crate::emit::Ends;
     use crate::host::scripted::ScriptedHost;
+    use ringfence_offload::OffloadMeta;
     use ringfence_offload::packet::protocol;
 
     const NOW: Duration = Duration::from_secs(1);

@@ -57,16 +57,17 @@ impl GuestNetwork {
         })
     }
 
-    /// Learns the guest's addresses from a packet that it may send.
-    pub(crate) fn learn(&mut self, mac: Mac, source: IpAddr) {
-        let is_of_one = mac[0] & 1 == 0 && mac != [0; 6];
-        if is_of_one && self.mac != Some(mac) {
+    /// Learns the guest's addresses from a packet that it may send. Returns `true` if they are others than before.
+    pub(crate) fn learn(&mut self, mac: Mac, source: IpAddr) -> bool {
+        let before = (self.mac, self.seen);
+        if mac[0] & 1 == 0 && mac != [0; 6] {
             self.mac = Some(mac);
         }
         match source {
             IpAddr::V6(source) if !source.is_unicast_link_local() => self.seen = Some(source),
             _ => {}
         }
+        (self.mac, self.seen) != before
     }
 
     /// Returns the guest's end of a forwarded port. For an IPv6 address, it is the one that the guest last used.

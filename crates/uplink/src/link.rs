@@ -43,6 +43,12 @@ pub trait GuestLink {
     /// Sends the frames in the first `frames.len()` buffers of the last reservation, in order.
     fn commit(&mut self, frames: &[Committed]);
 
+    /// Returns `true` if each look for frames is a system call, and the only wait descriptor is readable as long as frames
+    /// wait.
+    fn is_polled_by_calls(&self) -> bool {
+        false
+    }
+
     /// Publishes committed frames at the end of a round, with at most one notification.
     fn flush(&mut self) {}
 

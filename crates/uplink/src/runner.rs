@@ -9,6 +9,10 @@
 //! It sleeps until a frame arrives, a socket is ready, a timer is due, another runner hands something over,
 //! or the stop descriptor is readable.
 //!
+//! With a link of which each look is a system call ([`GuestLink::is_polled_by_calls`]), one call of the host's epoll before a
+//! round tells all of that, in spins and in sleeps. A round then reads the frames that it expects, as many as in the
+//! last one, and only further ones if the epoll tells of them. So no read finds nothing while frames come one by one.
+//!
 //! Before it sleeps it busy-polls as long as recent sleeps were short ([`Spin`]): sleeping and waking cost
 //! more. It does not yield the processor meanwhile. On Linux 6.18 a thread that yields to a computing thread
 //! loses its whole time slice, which delays the next frame by milliseconds. After bulk data it sleeps at
@@ -27,10 +31,12 @@ use ringfence_sys::clock::Clock;
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::Spin;
 use ringfence_sys::poll::wait_any;
+use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::engine::Uplink;
+use crate::host::RunnerFile;
 use crate::link::GuestLink;
 use crate::team::Member;
 
@@ -56,8 +62,16 @@ pub struct Runner<L> {
     spin: Spin,
     /// Connection to the runners of the guest's other engines.
     member: Option<Member>,
-    /// Sources with events, known for the first round after a sleep.
-    ready: Sources,
+    /// Sources with events, if they are known for the next round.
+    ready: Option<Sources>,
+    /// Set if one call of the host's epoll tells all events. `None`: it was not tried.
+    is_watched: Option<bool>,
+    /// Set if the stop descriptor had an event.
+    is_stopped: bool,
+    /// Maximum of frames for the next round.
+    budget: usize,
+    /// Set if the last round received all of its budget, and no look has found the link empty since.
+    was_full: bool,
     /// Set after a round that found frames of the guest alone, and left no work.
     is_drained: bool,
 }
@@ -95,8 +109,21 @@ impl<L: Port + GuestLink> Runner<L> {
     pub fn new(uplink: Uplink, link: L, clock: Clock, spin: Duration) -> Runner<L> {
         let batch = Batch::with_capacity(FRAMES_PER_ROUND, SCRATCH_LEN);
         let (indices, spin) = (Vec::new(), Spin::new(spin));
-        let (member, ready, is_drained) = (None, Sources::ALL, false);
-        Runner { uplink, link, clock, batch, indices, spin, member, ready, is_drained }
+        Runner {
+            uplink,
+            link,
+            clock,
+            batch,
+            indices,
+            spin,
+            member: None,
+            ready: None,
+            is_watched: None,
+            is_stopped: false,
+            budget: FRAMES_PER_ROUND,
+            was_full: false,
+            is_drained: false,
+        }
     }
 
     /// Makes the runner one of several, whose engines each know their [`Share`](crate::share::Share).
@@ -110,8 +137,11 @@ impl<L: Port + GuestLink> Runner<L> {
     }
 
     /// Runs rounds until `stop` has one of these events, or is hung up, or the link or the host fails. Returns
-    /// the reason. It can be called again after [`RunnerEnd::Stopped`].
+    /// the reason. It can be called again after [`RunnerEnd::Stopped`], with the same `stop` and `events`.
     pub fn run_until(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> RunnerEnd {
+        if self.is_watched.is_none() {
+            self.is_watched = Some(self.watch(stop, events));
+        }
         loop {
             if let Err(ended) = self.run_until_idle(stop, events) {
                 return ended;
@@ -124,6 +154,36 @@ impl<L: Port + GuestLink> Runner<L> {
         }
     }
 
+    /// Has the host's epoll watch the link, the stop descriptor and the other runners. Returns `false` if it does not.
+    fn watch(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> bool {
+        let link = self.link.wait_fds();
+        let &[link] = &link[..] else { return false };
+        if !self.link.is_polled_by_calls() {
+            return false;
+        }
+        let stops =
+            if events.contains(PollFlags::IN) { EventFlags::IN } else { EventFlags::empty() };
+        // The items themselves tell whether the event was handled.
+        let team = self
+            .member
+            .as_ref()
+            .map(|member| (RunnerFile::Team, member.wait_fd(), EventFlags::IN | EventFlags::ET));
+        let (stop, link) =
+            ((RunnerFile::Stop, stop, stops), (RunnerFile::Link, link, EventFlags::IN));
+        // The link is the last one: its event stays as long as frames wait, and nobody would take it after a failure.
+        let files = [Some(stop), team, Some(link)].into_iter().flatten();
+        let mut watch = |(file, fd, flags)| self.uplink.watch_runner(file, fd, flags).is_ok();
+        files.into_iter().all(&mut watch)
+    }
+
+    /// Looks at all sources by one call, for at most `within`. Returns those with events.
+    fn look(&mut self, within: Option<Duration>) -> Result<Sources, RunnerEnd> {
+        let found = self.uplink.wait_host(within).map_err(RunnerEnd::Host)?;
+        self.is_stopped |= found.stop;
+        self.was_full &= found.link;
+        Ok(Sources { link: found.link, host: true })
+    }
+
     /// Runs rounds until none had work for the current spin time. It also looks at `stop` now and then, because
     /// a guest can keep a runner busy for long.
     fn run_until_idle(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> Result<(), RunnerEnd> {
@@ -132,10 +192,15 @@ impl<L: Port + GuestLink> Runner<L> {
         let mut carried = self.uplink.counters().bytes();
         loop {
             let now = self.clock.now();
-            if self.run_round(now)? {
+            let has_worked = self.run_round(now)?;
+            if core::mem::take(&mut self.is_stopped) {
+                return Err(RunnerEnd::Stopped);
+            }
+            if has_worked {
                 idle_since = None;
                 busy = busy.wrapping_add(1);
-                if busy.is_multiple_of(ROUNDS_PER_CHECK) && has_events(stop, events)? {
+                let is_due = self.is_watched != Some(true) && busy.is_multiple_of(ROUNDS_PER_CHECK);
+                if is_due && has_events(stop, events)? {
                     return Err(RunnerEnd::Stopped);
                 }
                 let is_bulk = self.uplink.counters().bytes().wrapping_sub(carried) >= BULK_BYTES;
@@ -168,10 +233,15 @@ impl<L: Port + GuestLink> Runner<L> {
     ///
     /// Returns the failure of the link or the host.
     pub fn run_round(&mut self, now: Duration) -> Result<bool, RunnerEnd> {
-        let ready = core::mem::replace(&mut self.ready, Sources::ALL);
+        let is_watched = self.is_watched == Some(true);
+        let ready = match self.ready.take() {
+            Some(ready) => ready,
+            None if is_watched => self.look(Some(Duration::ZERO))?,
+            None => Sources::ALL,
+        };
         let mut received = Received::default();
         if ready.link {
-            received = self.link.receive(&mut self.batch, FRAMES_PER_ROUND)?;
+            received = self.receive(is_watched)?;
         }
         if received.frames > 0 {
             self.indices.clear();
@@ -195,8 +265,25 @@ impl<L: Port + GuestLink> Runner<L> {
             let counters = self.uplink.counters().clone();
             member.hand_over(self.uplink.take_handoffs(), &counters);
         }
-        self.is_drained = !more && events == 0 && taken == 0 && received.work < FRAMES_PER_ROUND;
+        let is_read = received.work < FRAMES_PER_ROUND && (!self.was_full || self.budget == 1);
+        self.is_drained = !more && events == 0 && taken == 0 && is_read;
         Ok(more || received.work > 0 || events > 0 || taken > 0)
+    }
+
+    /// Receives frames of the guest. A runner that learns by its look whether frames wait reads no more than it expects.
+    fn receive(&mut self, is_watched: bool) -> Result<Received, Fault> {
+        if !is_watched {
+            return self.link.receive(&mut self.batch, FRAMES_PER_ROUND);
+        }
+        if self.was_full {
+            self.budget = (self.budget * 2).min(FRAMES_PER_ROUND);
+        }
+        let received = self.link.receive(&mut self.batch, self.budget)?;
+        self.was_full = received.work >= self.budget;
+        if !self.was_full {
+            self.budget = received.work.max(1);
+        }
+        Ok(received)
     }
 
     /// Accepts frames and connections from other runners. Returns their number.
@@ -213,12 +300,24 @@ impl<L: Port + GuestLink> Runner<L> {
     /// Sleeps until there is work. Returns `true` if the runner is to stop.
     fn sleep(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> Result<bool, RunnerEnd> {
         if self.link.arm()? {
+            self.ready = Some(Sources::ALL);
             return Ok(false);
         }
+        self.uplink.counters().sleeps.add(1);
         let slept = self.clock.now();
         let deadline = [self.uplink.deadline(), Port::deadline(&self.link)];
         let left =
             deadline.into_iter().flatten().min().map(|deadline| deadline.saturating_sub(slept));
+        if self.is_watched == Some(true) {
+            let had_more = self.was_full;
+            self.ready = Some(self.look(left)?);
+            // A sleep that frames ended which had waited before it says nothing about the next one.
+            if !(had_more && self.was_full) {
+                self.spin.slept(self.clock.now().saturating_sub(slept));
+            }
+            self.link.clear_events()?;
+            return Ok(core::mem::take(&mut self.is_stopped));
+        }
         let until = left.and_then(|left| Instant::now().checked_add(left));
         let (stopped, ready) = {
             let mut fds = vec![
@@ -234,7 +333,7 @@ impl<L: Port + GuestLink> Runner<L> {
             let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
             (has(&fds[0]), Sources { host: has(&fds[1]), link: fds[links..].iter().any(has) })
         };
-        self.ready = ready;
+        self.ready = Some(ready);
         self.spin.slept(self.clock.now().saturating_sub(slept));
         self.link.clear_events()?;
         if let Some(member) = &self.member {

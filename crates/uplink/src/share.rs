@@ -1,15 +1,23 @@
 //! Flow distribution over several engines of one guest, each with a thread and a queue of the link.
 //!
-//! A hash of a flow's addresses and ports selects its engine, so every engine can compute the owner. A TAP
-//! with several queues sends a flow's frames to the queue on which the flow was last answered. So frames
-//! reach the right engine by themselves, except the first ones and those after seconds of silence.
+//! | flow | its engine |
+//! |---|---|
+//! | TCP connection that the guest opens | the one that its SYN reached |
+//! | TCP connection from outside | chosen by a hash of its addresses and ports |
+//! | UDP associations of one port of the guest | chosen by a hash of that port: they share one host port |
+//! | UDP associations of a forwarded port; multicast; no TCP or UDP, such as echo requests and fragments | the first |
 //!
-//! A frame that reaches another engine is handed over as a copy; a connection from outside is handed over
-//! as its socket. The first engine owns everything without a TCP or UDP flow: echo requests, and fragments
-//! until they are joined. It also owns all associations of forwarded UDP ports. When these ports change, it
-//! publishes them ([`UdpForwards`]), and the other engines read them before their next batch of frames.
+//! A TAP with several queues sends a flow's frames to the queue on which the flow was last answered, and otherwise to one
+//! that a hash of its own selects, always the same. So frames of TCP reach the right engine by themselves.
+//!
+//! A frame that reaches another engine is handed over as a copy; a connection from outside is handed over as its
+//! socket. A segment whose connection an engine does not have goes to the engine of the hash, and then to each of the
+//! others at most once ([`Visited`]). The last one refuses it.
+//!
+//! When the forwarded UDP ports change, the first engine publishes them ([`UdpForwards`]), and the other engines read
+//! them before their next batch of frames.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +26,7 @@ use ringfence_offload::packet::Transport;
 use ringfence_sys::counters::Counter;
 use ringfence_sys::numbers::{u64_from, usize_from};
 
-use crate::packet::Packet;
+use crate::packet::{Mac, Packet};
 
 /// Value that the engines of a guest share. Only the first engine writes.
 #[derive(Debug, Default)]
@@ -70,6 +78,25 @@ impl Default for Share {
     }
 }
 
+/// Engines that did not have the connection of a segment: a bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Visited(u64);
+
+impl Visited {
+    fn with(self, engine: usize) -> Visited {
+        Visited(self.0 | Visited::bit(engine))
+    }
+
+    fn has(self, engine: usize) -> bool {
+        self.0 & Visited::bit(engine) != 0
+    }
+
+    /// Returns the bit of an engine. Engines beyond the 64th have none, and are never visited.
+    fn bit(engine: usize) -> u64 {
+        u32::try_from(engine).ok().and_then(|engine| 1_u64.checked_shl(engine)).unwrap_or(0)
+    }
+}
+
 /// Frame or connection that belongs to another engine.
 #[derive(Debug)]
 pub enum Handoff {
@@ -79,7 +106,11 @@ pub enum Handoff {
         bytes: Vec<u8>,
         /// Offload work that is left to do.
         meta: OffloadMeta,
+        /// Engines that do not have the frame's connection.
+        visited: Visited,
     },
+    /// Addresses of the guest, learned from a packet.
+    Learned { mac: Mac, source: IpAddr },
     /// Notice that a value which the engines share has changed.
     Wake,
     /// Accepted connection from outside.
@@ -112,23 +143,38 @@ impl Share {
         }
     }
 
-    /// Returns the index of the engine that owns an unfragmented packet's flow.
+    /// Returns the index of the engine that owns an unfragmented packet without a TCP connection.
     pub(crate) fn of_packet(&self, packet: &Packet<'_>) -> usize {
-        let is_udp = match packet.layers.transport() {
-            Transport::Tcp(_) => false,
-            Transport::Udp(_) => true,
-            _ => return 0,
-        };
-        let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else { return 0 };
-        let (from, to) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
-        if is_udp && self.known.1.contains(&from) {
+        let Transport::Udp(_) = packet.layers.transport() else { return 0 };
+        let Some(&from) = packet.transport().first_chunk() else { return 0 };
+        let from = u16::from_be_bytes(from);
+        if self.known.1.contains(&from) {
             return 0;
         }
-        self.of_flow((packet.source, from).into(), (packet.destination, to).into())
+        self.spread([(packet.source, from).into()])
     }
 
-    /// Returns the index of the engine that owns a flow.
+    /// Returns the index of the engine that owns a TCP connection from outside.
     pub(crate) fn of_flow(&self, guest: SocketAddr, remote: SocketAddr) -> usize {
+        self.spread([guest, remote])
+    }
+
+    /// Returns the next engine that may have the connection of a segment, with all that do not have it, this one among
+    /// them. Returns `None` if no engine has it.
+    pub(crate) fn next_of_flow(
+        &self,
+        guest: SocketAddr,
+        remote: SocketAddr,
+        visited: Visited,
+    ) -> Option<(usize, Visited)> {
+        let visited = visited.with(self.index);
+        let likely = self.of_flow(guest, remote);
+        let mut others = core::iter::once(likely).chain(0..self.of.min(64));
+        others.find(|engine| !visited.has(*engine)).map(|engine| (engine, visited))
+    }
+
+    /// Selects an engine by the ends of a flow.
+    fn spread<const ENDS: usize>(&self, ends: [SocketAddr; ENDS]) -> usize {
         /// Mixes bytes into an FNV-1a hash. A guest that chooses addresses for one engine slows only itself.
         fn mix(hash: u64, bytes: &[u8]) -> u64 {
             bytes
@@ -136,7 +182,7 @@ impl Share {
                 .fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
         }
         let mut hash = 0xcbf2_9ce4_8422_2325;
-        for end in [guest, remote] {
+        for end in ends {
             hash = match end {
                 SocketAddr::V4(end) => mix(hash, &end.ip().octets()),
                 SocketAddr::V6(end) => mix(hash, &end.ip().octets()),
@@ -175,5 +221,27 @@ mod tests {
         assert!(counts.iter().all(|count| (700..1300).contains(count)), "{counts:?}");
         let guest = SocketAddr::from(([10, 0, 0, 2], 30_000));
         assert_eq!(Share::default().of_flow(guest, guest), 0);
+    }
+
+    #[test]
+    fn segment_without_connection_visits_the_engine_of_its_hash_and_then_each_other_one_once() {
+        let guest = SocketAddr::from(([10, 0, 0, 2], 30_000));
+        for remote in (0..50).map(|port| SocketAddr::from(([192, 0, 2, 1], port))) {
+            for first in 0..4 {
+                let (mut at, mut visited, mut path) = (first, Visited::default(), vec![first]);
+                loop {
+                    let share = Share::new(at, 4, Arc::default());
+                    let Some((next, all)) = share.next_of_flow(guest, remote, visited) else {
+                        break;
+                    };
+                    (at, visited) = (next, all);
+                    path.push(next);
+                }
+                let likely = Share::new(0, 4, Arc::default()).of_flow(guest, remote);
+                assert_eq!(path[usize::from(first != likely)], likely, "{path:?}");
+                path.sort_unstable();
+                assert_eq!(path, [0, 1, 2, 3]);
+            }
+        }
     }
 }

@@ -15,7 +15,7 @@ use ringfence_base::json::escape_controls;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
 use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::totals::EgressTotals;
+use ringfence_uplink_process::totals::{EgressTotals, UplinkTotals};
 
 /// Exit status if a guest did not answer.
 const STATUS_INCOMPLETE: u8 = 1;
@@ -111,9 +111,14 @@ pub(super) fn rows(guests: Vec<Found>, with_egress: bool) -> Vec<Row> {
 
 /// Asks a launcher for the totals of the guest's egress policy. Returns `None` if there is no policy, or no answer.
 fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
+    uplink_totals(launcher)?.egress
+}
+
+/// Requests the totals of a guest's uplink. Returns `None` if it has none, or if its launcher does not answer.
+pub(super) fn uplink_totals(launcher: &Channel) -> Option<Box<UplinkTotals>> {
     launcher.send(&Request::UplinkTotals, &[]).ok()?;
     match launcher.receive_within(TOTALS_WITHIN).ok()? {
-        (Reply::UplinkTotals(totals), _) => totals?.egress,
+        (Reply::UplinkTotals(totals), _) => totals,
         _ => None,
     }
 }

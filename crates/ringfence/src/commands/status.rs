@@ -15,6 +15,8 @@ use ringfence_block::blkback::engine_names;
 use ringfence_driver::switchboard::{FrontendLevels, WindowLevels};
 use ringfence_hostnet::out::Out;
 use ringfence_hostnet::text::{byte_count, listed};
+use ringfence_uplink_process::INTERFACE;
+use ringfence_uplink_process::totals::QueueSentence;
 
 /// Time limit for the answer of the guest's driver domain.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -29,6 +31,8 @@ struct Status {
     lent_pages: u64,
     /// Grant windows of the network interface, if it has any.
     windows: Option<WindowLevels>,
+    /// Counters of each queue of the interface to the host's network that are not zero. Empty if it has one queue.
+    uplink_queues: Vec<CounterTable>,
     /// Age of the guest in seconds, for the table.
     #[serde(skip)]
     age: u64,
@@ -55,10 +59,12 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
         _ => bail!("{guest} is of another version of Ringfence"),
     };
     let FrontendLevels { lent_pages, windows } = levels(&found.channel).unwrap_or_default();
+    let uplink_queues =
+        ps::uplink_totals(&found.channel).map_or(Vec::new(), |totals| totals.queues);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let age = now.saturating_sub(found.guest.since);
-    let status =
-        Status { row: ps::rows(vec![found], true).remove(0), counters, lent_pages, windows, age };
+    let row = ps::rows(vec![found], true).remove(0);
+    let status = Status { row, counters, lent_pages, windows, uplink_queues, age };
     let text = match form {
         Form::Json => {
             format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?))
@@ -96,11 +102,8 @@ struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { row: Row { pid, memory, guest, egress }, counters, lent_pages, windows, age } =
-            self.status;
-        let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
-            writeln!(f, "{:<16}{}", format!("{head}:"), ringfence_hostnet::text::printable(text))
-        };
+        let Status { row, lent_pages, windows, age, .. } = self.status;
+        let Row { pid, memory, guest, egress } = row;
         let listed_or_none = |list: &[String]| match list {
             [] => "none".to_owned(),
             _ => list.join(", "),
@@ -146,10 +149,21 @@ impl fmt::Display for Table<'_> {
             let (pages, used) = (windows.pages, windows.pages_in_use);
             line(f, "grant windows", &format!("{pages} pages, {used} in use{reused}"))?;
         }
+        self.write_counters(f)
+    }
+}
+
+impl Table<'_> {
+    /// Writes the lines of devices and queues.
+    fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Status { counters, uplink_queues, .. } = self.status;
         for (name, counts) in &counters.ports {
             // Directions are the guest's: the switch receives what the guest sends.
             let [sent, received] = byte_counts(counts, ["rx_bytes", "tx_bytes"]);
             line(f, name, &format!("{sent} sent to the switch, {received} received"))?;
+        }
+        for (number, counts) in uplink_queues.iter().enumerate() {
+            line(f, &format!("{INTERFACE}.{number}"), &QueueSentence(counts).to_string())?;
         }
         for (name, counts) in &counters.disks {
             line(f, name, &disk_text(counts, counters.levels.get(name)))?;
@@ -158,12 +172,20 @@ impl fmt::Display for Table<'_> {
             line(f, name, &format!("rules broken: {}", listed(counts)))?;
         }
         if self.counters {
+            for (number, counts) in uplink_queues.iter().enumerate() {
+                line(f, &format!("{INTERFACE}.{number}"), &listed(counts))?;
+            }
             for (name, counts) in counters.ports.iter().chain(&counters.disks) {
                 line(f, name, &listed(counts))?;
             }
         }
         Ok(())
     }
+}
+
+/// Writes a line with its heading.
+fn line(f: &mut fmt::Formatter<'_>, head: &str, text: &str) -> fmt::Result {
+    writeln!(f, "{:<16}{}", format!("{head}:"), ringfence_hostnet::text::printable(text))
 }
 
 /// Returns the traffic of a disk, and the engine that serves it.
@@ -226,7 +248,9 @@ mod tests {
             pages: 512,
             pages_in_use: 256,
         });
-        let status = Status { row, counters, lent_pages: 512, windows, age: 7200 };
+        let queue = counts(&[("tcp_bytes_in", 3 << 10), ("handed_over", 2), ("frames_in", 4)]);
+        let uplink_queues = vec![CounterTable::new(), queue];
+        let status = Status { row, counters, lent_pages: 512, windows, uplink_queues, age: 7200 };
         let text = Table { status: &status, counters: false }.to_string();
         for line in [
             "guest:          web\n",
@@ -241,6 +265,7 @@ mod tests {
             "limits:         none\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
+            "up0.1:          3 KiB sent by the guest, 0 B received, 2 handed over\n",
             "vbd2.0:         512 B read, 0 B written\n",
             "vif2.0:         rules broken: tx_producer_overflow 1\n",
         ] {

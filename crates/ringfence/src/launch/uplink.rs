@@ -9,14 +9,12 @@ use anyhow::{Context, bail};
 use super::options::{LinkChoice, Options, Protect, UplinkChoice};
 use super::published_ports::PublishedPorts;
 use super::report::Reporter;
-use ringfence_driver::workers::worker_count;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
-use ringfence_sys::numbers::bounded;
 use ringfence_uplink::upstream::ProxySettings;
 use ringfence_uplink_process::asking::Asker;
 use ringfence_uplink_process::egress::guest::GuestEgress;
@@ -27,11 +25,8 @@ use ringfence_uplink_process::multicast::Memberships;
 use ringfence_uplink_process::multicast_groups::MulticastConfig;
 use ringfence_uplink_process::network_plan::{NetworkPlan, Wishes};
 use ringfence_uplink_process::orders::UplinkOrder;
+use ringfence_uplink_process::queues::queues_of_uplink;
 use ringfence_uplink_process::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
-
-/// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
-/// and one of a device for each.
-const QUEUES_MAX: usize = BATCH / 2;
 
 /// An uplink that is planned or running.
 pub(super) struct Uplink {
@@ -102,7 +97,7 @@ impl Uplink {
         let (ports, forwards, mut sockets) =
             PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
         sockets.extend(groups);
-        let queues = bounded(worker_count(options.queues).min(QUEUES_MAX), u32::MAX);
+        let queues = queues_of_uplink(options.queues);
         let (link_choice, devices) = match options.link {
             LinkChoice::Vhost => {
                 let (link_choice, devices) =

@@ -207,7 +207,7 @@ fn add_guest(sample: &mut Sample, drivers: &mut BTreeMap<String, Item>, asked: A
         vbd.rules = counters.rules.remove(&name).unwrap_or_default();
         parts.push(vbd);
     }
-    if let Some(UplinkTotals { egress, traffic }) = totals {
+    if let Some(UplinkTotals { egress, traffic, .. }) = totals {
         let address = guest.uplink.first().map_or("", String::as_str);
         let mut uplink = part(Kind::Uplink, &guest.name, address);
         uplink.counters = traffic;

@@ -246,6 +246,7 @@ fn failure_is_one_line_and_status_1() {
         ("-i nothere", "--interface nothere"),
         ("-P /nothere/pid", "--pid /nothere/pid"),
         ("--pcap /nothere/file", "--pcap /nothere/file"),
+        ("--pcap file --queues 8", "--pcap captures one queue: leave out --queues"),
         ("--fqdn name", "--fqdn is not supported"),
         ("--mtu many", "invalid value 'many'"),
     ] {
@@ -508,6 +509,31 @@ fn container_of_podman_4_is_connected_as_by_slirp4netns() {
     ] {
         assert!(help.contains(option), "Podman looks for {option} in the help: {help}");
     }
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn namespace_with_several_queues_exchanges_data_and_shows_each_queue() {
+    let world = world!();
+    let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
+    let script = format!(
+        "for i in $(seq 4); do for ip in {FAR_V4} {FAR_V6}; do python3 peer.py tcp_client $ip 7000; done; done; \
+         echo done; until [ -e asked ]; do sleep 0.05; done"
+    );
+    let options = "--config-net --queues auto --status-socket status -q";
+    let mut words = vec!["./pasta"];
+    words.extend(options.split(' ').chain(["--", "sh", "-ec", &script]));
+    let guest = world.host(&words);
+    guest.wait_for_output("done");
+    let status = world.host(&[world.lab.program(), "status", "--socket", "status"]);
+    let status = status.succeed(MOMENT);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let queues = if processors > 1 { processors.min(8) } else { 0 };
+    assert_eq!(status.matches("tap: queue ").count(), queues, "{status}");
+    assert!(!status.contains(" lost by full queues"), "{status}");
+    std::fs::write(world.file("asked"), "").unwrap();
+    let output = guest.succeed(LONG);
+    assert_eq!(output.matches("equal").count(), 8, "{output}");
     servers.into_iter().for_each(|server| drop(server.end()));
 }
 

@@ -6,6 +6,7 @@ mod multicast;
 mod names;
 mod networks;
 mod ports;
+mod soak;
 #[path = "../support/mod.rs"]
 mod support;
 mod switches;

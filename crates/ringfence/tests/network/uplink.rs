@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::require;
-use crate::support::needs::Need;
+use crate::support::needs::{Need, skip_for_the_kernel};
 use crate::support::world::{
     FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World, name_server,
 };
@@ -142,6 +142,74 @@ fn flows_use_several_queues() {
     assert_eq!(output.matches("equal").count(), 12, "{output}");
     servers.into_iter().for_each(|server| drop(server.end()));
     echo.end();
+}
+
+/// Returns the bytes that each queue of the guest `web` has received, by `ringfence status`.
+fn received_by_queue(world: &World) -> Vec<u64> {
+    let words = [world.lab.program(), "status", "--json", "web"];
+    let status = world.host(&words).succeed(MOMENT);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let queues = status["uplink_queues"].as_array().unwrap();
+    queues.iter().map(|queue| queue["tcp_bytes_out"].as_u64().unwrap_or(0)).collect()
+}
+
+/// Transfers, one after the other, so that a change of the counters belongs to one of them.
+#[test]
+fn each_connection_stays_on_one_queue_and_connections_use_all_queues() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if processors < 2 {
+        return skip_for_the_kernel("there is one processor, so there is one queue");
+    }
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
+    let script = "until [ -e stop ]; do sleep 0.05; done";
+    let guest = world.guest("--name web --queues auto", script);
+    guest.wait_up();
+    let mut before = received_by_queue(&world);
+    let count = before.len();
+    assert!((2..=processors.min(8)).contains(&count), "{count} queues on {processors} processors");
+    let mut used = vec![false; count];
+    for ip in [FAR_V4, FAR_V6].into_iter().cycle().take(40) {
+        let client = ["exec", "web", "--", "python3", "peer.py", "tcp_client", ip, "7000"];
+        let words = [&[world.lab.program()][..], &client].concat();
+        world.host(&words).succeed(LONG);
+        let now = received_by_queue(&world);
+        let grown: Vec<usize> = (0..count).filter(|&at| now[at] > before[at]).collect();
+        assert_eq!(grown.len(), 1, "{ip}: from {before:?} to {now:?}");
+        used[grown[0]] = true;
+        before = now;
+        if used.iter().all(|used| *used) {
+            break;
+        }
+    }
+    assert!(used.iter().all(|used| *used), "{before:?}");
+    let text = world.host(&[world.lab.program(), "status", "web"]).succeed(MOMENT);
+    assert!(text.contains("up0.1:          ") && text.contains(" handed over"), "{text}");
+    std::fs::write(world.file("stop"), "").unwrap();
+    guest.succeed(MOMENT);
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+/// A guest's port has one host port for all peers (RFC 4787, REQ-1), whatever queue its datagrams take.
+#[test]
+fn udp_port_has_one_host_port_for_all_peers_over_several_queues() {
+    let world = world!(Families::V4);
+    let mirrors = [FAR_V4, OUTSIDE_V4].map(|ip| world.server("udp_mirror", ip, 7001));
+    let script = format!(
+        "import socket\n\
+         for port in range(30000, 30020):\n\
+        \x20   s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+        \x20   s.bind(('0.0.0.0', port)); s.settimeout(20)\n\
+        \x20   seen = set()\n\
+        \x20   for peer in ('{FAR_V4}', '{OUTSIDE_V4}'):\n\
+        \x20       s.sendto(b'x', (peer, 7001)); seen.add(s.recv(100))\n\
+        \x20   print('ports', len(seen), flush=True)\n"
+    );
+    std::fs::write(world.file("ports.py"), script).unwrap();
+    let output = world.lone_guest("--queues auto", "python3 ports.py").succeed(LONG);
+    assert_eq!(output.matches("ports 1\n").count(), 20, "{output}");
+    mirrors.into_iter().for_each(|mirror| drop(mirror.end()));
 }
 
 #[test]

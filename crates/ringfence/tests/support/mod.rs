@@ -10,6 +10,7 @@ pub mod egress;
 pub mod harness;
 pub mod lab;
 pub mod machine;
+pub mod mirror;
 pub mod needs;
 pub mod processes;
 pub mod screen;

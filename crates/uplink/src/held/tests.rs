@@ -52,7 +52,8 @@ impl Fixture {
         bytes.extend_from_slice(payload);
         ends.write(&mut bytes, protocol::UDP, length, id).unwrap();
         let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
-        self.uplink.accept_handoff(Handoff::Frame { bytes, meta }, NOW);
+        self.uplink
+            .accept_handoff(Handoff::Frame { bytes, meta, visited: Default::default() }, NOW);
         while self.uplink.output(&mut self.wire, NOW) {}
     }
 

@@ -6,7 +6,7 @@
 //!
 //! # Contract
 //!
-//! No call blocks. A [`Socket`] is a handle, which [`TcpHost::close`] consumes. [`Host::poll`] reports each
+//! No call blocks, except [`Host::poll`] with a time limit. A [`Socket`] is a handle, which [`TcpHost::close`] consumes. [`Host::poll`] reports each
 //! change of readiness once (edge-triggered), with the [`Owner`] that was named when the socket was opened.
 //! An event may arrive after its owner is gone. Owners carry a generation, so late events are ignored.
 
@@ -19,15 +19,17 @@ pub mod relay;
 pub mod scripted;
 
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ringfence_frame::FrameView;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 pub use datagrams::DatagramHost;
 pub use listen::ListenHost;
-pub use owner::{Owner, OwnerKind};
+pub use owner::{Owner, OwnerKind, RunnerFile};
 pub use relay::RelayHost;
 
 /// Handle of a TCP socket of a [`Host`].
@@ -193,12 +195,25 @@ pub trait TcpHost {
 
 /// Host: sockets of all protocols and their events.
 pub trait Host: TcpHost + DatagramHost + ListenHost + RelayHost + Send {
-    /// Appends a bounded number of events since the last call.
+    /// Appends a bounded number of events since the last call. Blocks for at most `within` while there are none; `None` is
+    /// no limit.
     ///
     /// # Errors
     ///
     /// Returns the host's error, after which the host cannot be used.
-    fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno>;
+    fn poll(&mut self, ready: &mut Vec<Ready>, within: Option<Duration>) -> Result<(), Errno>;
+
+    /// Adds a file of the runner, whose events [`poll`](Self::poll) reports from then on. `flags` of the epoll select them.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error, among them `EOPNOTSUPP`; [`poll`](Self::poll) reports no events of the file.
+    fn watch_runner(
+        &mut self,
+        file: RunnerFile,
+        fd: BorrowedFd<'_>,
+        flags: EventFlags,
+    ) -> Result<(), Errno>;
 
     /// Returns `true` if the host itself receives packets to this address. When these addresses change,
     /// [`poll`](Self::poll) reports an owner of the kind [`OwnerKind::Addresses`].

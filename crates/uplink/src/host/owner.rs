@@ -30,10 +30,12 @@ pub enum OwnerKind {
     MulticastQuestion = 12,
     /// Carries a connection between two sockets: that of the client's side. It has the table of [`Relay`](Self::Relay).
     RelayOuter = 13,
+    /// File of the thread that drives the engine ([`RunnerFile`]).
+    Runner = 14,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 13] = [
+    const ALL: [OwnerKind; 14] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
@@ -47,7 +49,27 @@ impl OwnerKind {
         OwnerKind::MulticastGroup,
         OwnerKind::MulticastQuestion,
         OwnerKind::RelayOuter,
+        OwnerKind::Runner,
     ];
+}
+
+/// Files of a thread that drives an engine, besides the sockets of its host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum RunnerFile {
+    /// Readable when frames of the guest wait.
+    Link = 0,
+    /// Ends the runner, or interrupts it.
+    Stop = 1,
+    /// Raised when other runners hand something over.
+    Team = 2,
+}
+
+impl RunnerFile {
+    /// Returns the owner of the file.
+    pub fn owner(self) -> Owner {
+        Owner { kind: OwnerKind::Runner, index: u32::from(self as u8), generation: 0 }
+    }
 }
 
 /// Owner of a socket: an entry of a table, and its generation.

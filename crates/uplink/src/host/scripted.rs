@@ -13,6 +13,7 @@
 // #syscall none: for tests
 
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,12 +21,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::numbers::bounded;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 use super::listen::{ListenHost, Listener};
 use super::relay::{Relay, RelayHost};
-use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
+use super::{
+    Close, Host, Owner, Piece, Readiness, Ready, RunnerFile, SendRoom, Socket, TcpHost, UrgentMark,
+};
 use crate::packet::Marks;
 use crate::udp::multicast::service::Group;
 
@@ -400,11 +404,21 @@ impl RelayHost for ScriptedHost {
 }
 
 impl Host for ScriptedHost {
-    fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno> {
+    /// Appends the events without a wait.
+    fn poll(&mut self, ready: &mut Vec<Ready>, _: Option<Duration>) -> Result<(), Errno> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let count = events.len().min(128);
         ready.extend(events.drain(..count));
         Ok(())
+    }
+
+    fn watch_runner(
+        &mut self,
+        _: RunnerFile,
+        _: BorrowedFd<'_>,
+        _: EventFlags,
+    ) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
     }
 
     fn is_own(&self, ip: IpAddr) -> bool {

@@ -60,7 +60,7 @@ use std::collections::VecDeque;
 use std::hash::RandomState;
 use std::os::fd::OwnedFd;
 
-use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
+use ringfence_offload::packet::tcp_flags::{ACK, RST};
 use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
@@ -125,6 +125,17 @@ impl Tcp {
         self.flows.is_empty()
     }
 
+    /// Returns the addresses and ports of a packet whose connection another engine of the guest may have: this one has
+    /// none for it, and the packet opens none.
+    pub(crate) fn foreign(&self, packet: &Packet<'_>) -> Option<FlowKey> {
+        let (segment, _) = Segment::read(packet)?;
+        let guest = SocketAddr::new(packet.source, segment.ports.from);
+        let remote = SocketAddr::new(packet.destination, segment.ports.to);
+        let key = FlowKey { guest, remote };
+        let is_own = segment.opens() || self.flows.find(&key).is_some();
+        (!is_own).then_some(key)
+    }
+
     fn half_open(&mut self, origin: Origin) -> &mut HalfOpen {
         match origin {
             Origin::Guest => &mut self.half_open_guest,
@@ -160,7 +171,7 @@ impl Tcp {
                 self.open_from_guest(key, GuestSyn { packet, segment: &segment, options }, context);
             }
             Some(id) => self.dispatch(id, packet, &segment, options, context),
-            None if segment.flags & (SYN | ACK | RST) == SYN => {
+            None if segment.opens() => {
                 self.open_from_guest(key, GuestSyn { packet, segment: &segment, options }, context);
             }
             None => {
@@ -200,7 +211,7 @@ impl Tcp {
     /// Returns `true` if a SYN opens a new connection with the same addresses and ports.
     fn starts_new_connection(&self, id: FlowId, segment: &Segment) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
-        let is_syn = segment.flags & (SYN | ACK | RST) == SYN;
+        let is_syn = segment.opens();
         match flow.phase {
             Phase::TimeWait => is_syn && segment.seq > flow.rcv_nxt,
             Phase::Connecting => is_syn && segment.seq + 1 != flow.rcv_nxt,

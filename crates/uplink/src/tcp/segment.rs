@@ -114,6 +114,11 @@ impl Segment {
         }
     }
 
+    /// Returns `true` for the first segment of a connection that the guest opens.
+    pub(crate) fn opens(&self) -> bool {
+        self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN
+    }
+
     /// Returns `true` if all of these flags are set.
     pub fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::super::params::parse_seconds;
 use super::end::WorkloadKind;
+use super::lookups::LOOKUPS;
 use super::slow::{BUFFERS, PAUSED, SHAPES, Shape};
 
 const NOTES: &str = "\
@@ -216,6 +217,10 @@ impl UplinkArgs {
             inbound: true,
             ..row("tcp-crr-inbound", WorkloadKind::TcpCrr, UplinkDirection::HostNs)
         });
+        cases.push(Workload {
+            streams: LOOKUPS,
+            ..row("bulk-dns", WorkloadKind::BulkDns, UplinkDirection::NsHost)
+        });
         cases.extend(slow_peers());
         cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
         if self.policy {
@@ -267,7 +272,7 @@ mod tests {
     fn options_select_peers_and_cases() {
         let args = CommandLine::parse_from(["x", "--vs", "all"]).args;
         assert_eq!(args.peers().len(), 5);
-        assert_eq!(args.cases().len(), 16 + 16);
+        assert_eq!(args.cases().len(), 17 + 16);
         let line = ["x", "--vs", "pasta", "--second-pasta", "/old/pasta"];
         let peers = CommandLine::parse_from(line).args.peers();
         assert_eq!(peers, [UplinkPeer::Ringfence, UplinkPeer::Pasta, UplinkPeer::SecondPasta]);

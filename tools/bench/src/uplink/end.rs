@@ -8,7 +8,7 @@
 //! a field of its own, if the client knows the server by a name.
 
 use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sockopt};
 use serde::{Deserialize, Serialize};
 
+use super::lookups;
 use super::names::{self, Names, Target, Targets};
 use super::slow;
 use crate::messages::{self, say};
@@ -71,6 +72,8 @@ pub enum WorkloadKind {
     Http,
     /// Bulk data to a receiver with a small window, with a pause, or behind a slow link
     SlowPeer,
+    /// Hundreds of look-ups at once, at a name server that answers late
+    BulkDns,
 }
 
 /// Parameters of one case, passed to the client on its command line.
@@ -89,6 +92,9 @@ pub(super) struct CaseSpec {
     pub(super) pause: Duration,
     /// Names whose addresses are used instead of `to`.
     pub(super) names: Option<Names>,
+    /// Name server of look-ups, if it is not that of `resolv.conf`.
+    #[serde(default)]
+    pub(super) name_server: Option<IpAddr>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -118,7 +124,7 @@ pub(super) enum EndMessage {
     Failed(String),
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -415,6 +421,7 @@ pub(super) fn ask(
         WorkloadKind::TcpCrr => in_parallel(order, targets, |order, to| requests(order, to, true)),
         WorkloadKind::Http => in_parallel(order, targets, fetch_pages),
         WorkloadKind::SlowPeer => slow_stream(order, targets),
+        WorkloadKind::BulkDns => lookups::look_up(order.streams, order.name_server),
     }
 }
 
@@ -570,6 +577,7 @@ mod tests {
             length,
             pause: Duration::ZERO,
             names: None,
+            name_server: None,
         };
         for kind in [
             WorkloadKind::TcpStream,

@@ -116,6 +116,7 @@ fn measure(
         length: args.seconds,
         pause: std::time::Duration::ZERO,
         names: None,
+        name_server: None,
     };
     let order = serde_json::to_string(&order)?;
     let mut runs = [Vec::new(), Vec::new()];

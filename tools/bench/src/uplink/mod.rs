@@ -18,6 +18,7 @@
 pub mod args;
 pub(crate) mod end;
 pub mod links;
+mod lookups;
 mod names;
 mod peers;
 mod policy;
@@ -36,6 +37,7 @@ use ringfence_sys::tap::Tap;
 
 use self::args::{UplinkArgs, UplinkDirection, UplinkPeer, Workload};
 use self::end::{CaseResult, CaseSpec, EndMessage, EndServer, WorkloadKind};
+use self::lookups::NameServer;
 use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
 use self::policy::Outside;
@@ -91,6 +93,8 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             eprintln!("ringfence: {} is {version}", peer.name());
         }
     }
+    let has_lookups = args.cases().iter().any(|case| case.kind == WorkloadKind::BulkDns);
+    let _name_server = has_lookups.then(|| NameServer::start(peers::run)).transpose()?;
     let report = Report::begin(report::layout(), Format::of(args.json))?;
     for congestion in &args.congestion {
         if let Err(error) = choose_congestion(congestion) {
@@ -101,7 +105,8 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
         let to = outside.as_ref().map_or(own, Outside::to);
         for case in args.cases() {
             // Datagrams have no congestion control, so one pass suffices.
-            if case.kind == WorkloadKind::UdpStream && Some(congestion) != args.congestion.first() {
+            let is_datagrams = matches!(case.kind, WorkloadKind::UdpStream | WorkloadKind::BulkDns);
+            if is_datagrams && Some(congestion) != args.congestion.first() {
                 continue;
             }
             let rows = measure(args, &peers, &case, congestion, to)?;
@@ -204,9 +209,11 @@ fn measure(
 fn is_measured(peer: UplinkPeer, case: &Workload) -> bool {
     match peer {
         UplinkPeer::Slirp4netns => !case.inbound,
-        // Its traffic does not pass the loopback that is shaped.
-        UplinkPeer::Veth => case.shape.is_none(),
-        UplinkPeer::Host => case.kind == WorkloadKind::SlowPeer,
+        // Its traffic does not pass the loopback that is shaped, nor reach the name server there.
+        UplinkPeer::Veth => case.shape.is_none() && case.kind != WorkloadKind::BulkDns,
+        UplinkPeer::Host => {
+            matches!(case.kind, WorkloadKind::SlowPeer | WorkloadKind::BulkDns)
+        }
         _ => true,
     }
 }
@@ -217,7 +224,8 @@ fn order(args: &UplinkArgs, case: &Workload, to: SocketAddr) -> CaseSpec {
     let (kind, streams, size) = (case.kind, case.streams, case.size);
     let names = args.policy.then_some(NAMES);
     let pause = slow::pause(case.name, args.seconds);
-    CaseSpec { kind, to, down, streams, size, length: args.seconds, names, pause }
+    let (length, name_server) = (args.seconds, None);
+    CaseSpec { kind, to, down, streams, size, length, names, pause, name_server }
 }
 
 fn outbound(
@@ -231,7 +239,8 @@ fn outbound(
         UplinkPeer::Host => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), to.port()),
         _ => to,
     };
-    let order = serde_json::to_string(&order(args, case, to))?;
+    let order = CaseSpec { name_server: peers::name_server(peer), ..order(args, case, to) };
+    let order = serde_json::to_string(&order)?;
     let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
     match behind.hear(Duration::ZERO)? {
         EndMessage::Begins => {}

@@ -4,6 +4,7 @@
 //! host's loopback (with veth: to its other end).
 
 use std::ffi::OsStr;
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
@@ -14,13 +15,16 @@ use anyhow::{Context, bail, ensure};
 use super::super::gso::cpu::descendants_that_are;
 use super::super::messages;
 use super::args::{UplinkArgs, UplinkPeer, Workload};
-use super::end::EndMessage;
+use super::end::{EndMessage, WorkloadKind};
 use super::names;
 
 pub(super) const HOST: &str = "10.0.2.2";
 pub(super) const GUEST: &str = "10.0.2.100";
 /// Port of servers in guests.
 pub(super) const PORT: u16 = 5400;
+/// Addresses at which pasta and slirp4netns forward queries to the host's name server.
+const PASTA_SERVER: &str = "169.254.1.1";
+const SLIRP_SERVER: &str = "10.0.2.3";
 /// Time limit of any step, in addition to the measured time.
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -32,6 +36,15 @@ fn program_of(args: &UplinkArgs, peer: UplinkPeer) -> Option<&Path> {
         UplinkPeer::SecondPasta => args.second_pasta.as_deref(),
         UplinkPeer::Slirp4netns => Some("slirp4netns".as_ref()),
         UplinkPeer::Veth => Some("ip".as_ref()),
+    }
+}
+
+/// Returns the name server of a client behind a peer. `None`: that of its `resolv.conf`.
+pub(super) fn name_server(peer: UplinkPeer) -> Option<IpAddr> {
+    match peer {
+        UplinkPeer::Pasta | UplinkPeer::SecondPasta => PASTA_SERVER.parse().ok(),
+        UplinkPeer::Slirp4netns => SLIRP_SERVER.parse().ok(),
+        _ => None,
     }
 }
 
@@ -184,6 +197,9 @@ fn pasta(case: &Workload, program: &Path) -> Command {
     command.args(["--mtu", &case.mtu.to_string(), "-u", "none", "-T", "none", "-U", "none"]);
     let port = PORT.to_string();
     command.args(["-t", if case.inbound { &port } else { "none" }]);
+    if case.kind == WorkloadKind::BulkDns {
+        command.args(["--dns-forward", PASTA_SERVER]);
+    }
     command.arg("--");
     command
 }

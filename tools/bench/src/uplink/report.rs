@@ -77,13 +77,18 @@ impl UplinkRow {
         self.case.kind == WorkloadKind::UdpStream
     }
 
+    fn is_lookups(&self) -> bool {
+        self.case.kind == WorkloadKind::BulkDns
+    }
+
     fn is_timed(&self) -> bool {
-        matches!(self.case.kind, WorkloadKind::TcpRr | WorkloadKind::TcpCrr | WorkloadKind::Http)
+        use WorkloadKind::{Http, TcpCrr, TcpRr};
+        self.is_lookups() || matches!(self.case.kind, TcpRr | TcpCrr | Http)
     }
 
     fn gbps(&self) -> Option<f64> {
         let is_bulk = !matches!(self.case.kind, WorkloadKind::TcpRr | WorkloadKind::TcpCrr);
-        is_bulk.then(|| self.median(UplinkRun::gbps))
+        (is_bulk && !self.is_lookups()).then(|| self.median(UplinkRun::gbps))
     }
 
     fn pps(&self) -> Option<f64> {
@@ -91,7 +96,7 @@ impl UplinkRow {
     }
 
     fn loss(&self) -> Option<f64> {
-        self.is_datagrams().then(|| self.median(UplinkRun::loss))
+        (self.is_datagrams() || self.is_lookups()).then(|| self.median(UplinkRun::loss))
     }
 
     fn per_second(&self) -> Option<f64> {
@@ -123,7 +128,8 @@ impl UplinkRow {
 pub(super) fn layout() -> Layout<UplinkRow> {
     // Datagrams have no congestion control.
     let congestion = |row: &UplinkRow| {
-        if row.is_datagrams() { "none".to_owned() } else { row.congestion.clone() }
+        let is_tcp = !row.is_datagrams() && !row.is_lookups();
+        if is_tcp { row.congestion.clone() } else { "none".to_owned() }
     };
     Layout::new()
         .field("experiment", |_: &UplinkRow| "uplink")

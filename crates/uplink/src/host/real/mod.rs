@@ -32,7 +32,7 @@ use rustix::io::Errno;
 pub use self::outbound::{Outbound, Source};
 pub use self::own::OwnAddresses;
 use self::tcp::Spares;
-use super::{Host, Owner, OwnerKind, Readiness, Ready, Socket};
+use super::{Host, Owner, OwnerKind, Readiness, Ready, RunnerFile, Socket};
 use crate::counters::UplinkCounters;
 
 /// Returns `true` if this process may not send IPv4 echo requests (`ping_group_range`).
@@ -200,14 +200,14 @@ impl RealHost {
 }
 
 impl Host for RealHost {
-    fn poll(&mut self, ready: &mut Vec<Ready>) -> Result<(), Errno> {
+    fn poll(&mut self, ready: &mut Vec<Ready>, within: Option<Duration>) -> Result<(), Errno> {
         let mut events = ArrayVec::<epoll::Event, EVENTS>::new();
         let none =
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         while events.try_push(none).is_ok() {}
         self.count();
-        let at_once = timespec(Duration::ZERO);
-        let count = match epoll::wait(&self.epoll, &mut events[..], Some(&at_once)) {
+        let within = within.map(timespec);
+        let count = match epoll::wait(&self.epoll, &mut events[..], within.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno),
@@ -223,6 +223,17 @@ impl Host for RealHost {
             ready.push(Ready { owner: Owner::ADDRESSES, what: Readiness::default() });
         }
         Ok(())
+    }
+
+    fn watch_runner(
+        &mut self,
+        file: RunnerFile,
+        fd: BorrowedFd<'_>,
+        flags: epoll::EventFlags,
+    ) -> Result<(), Errno> {
+        self.count();
+        let data = epoll::EventData::new_u64(file.owner().to_word());
+        epoll::add(&self.epoll, fd, data, flags)
     }
 
     fn is_own(&self, ip: IpAddr) -> bool {

@@ -210,7 +210,7 @@ fn engine_without_the_option_drops_multicast() {
         let mut bytes = bytes;
         bytes[..6].copy_from_slice(&group_mac(at(MDNS_V4).ip()));
         let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
-        uplink.accept_handoff(Handoff::Frame { bytes, meta }, NOW);
+        uplink.accept_handoff(Handoff::Frame { bytes, meta, visited: Default::default() }, NOW);
         assert_eq!(uplink.counters().drop_multicast.get(), dropped);
     }
 }
