@@ -29,6 +29,7 @@ mod mutate;
 mod new_system;
 mod package;
 mod packages;
+mod product;
 mod programs;
 mod record;
 mod release;

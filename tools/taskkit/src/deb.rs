@@ -101,21 +101,35 @@ impl Deb {
         self.add(&format!("DEBIAN/{name}"), 0o755, text)
     }
 
-    /// Packs the tree and removes it. Returns the package's path in `folder`.
-    pub fn build(mut self, control: &Control<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
+    /// Packs the tree and removes it. All files get the time `epoch`, in seconds since 1970, so the package's bytes depend on
+    /// the content alone. Returns the package's path in `folder`.
+    pub fn build(
+        mut self,
+        control: &Control<'_>,
+        folder: &Path,
+        epoch: u64,
+    ) -> anyhow::Result<PathBuf> {
         self.add("DEBIAN/control", 0o644, control.text())?;
         if !self.configuration.is_empty() {
             let list = std::mem::take(&mut self.configuration);
             self.add("DEBIAN/conffiles", 0o644, list)?;
         }
         self.tree.open_directories()?;
+        self.tree.set_times(epoch)?;
         let package = folder.join(control.file_name());
-        let made = Cmd::new("dpkg-deb").args([
-            "--root-owner-group".as_ref(),
-            "--build".as_ref(),
-            self.tree.root().as_os_str(),
-            package.as_os_str(),
-        ]);
+        let made = Cmd::new("dpkg-deb")
+            .args([
+                "--root-owner-group".as_ref(),
+                "--build".as_ref(),
+                self.tree.root().as_os_str(),
+                package.as_os_str(),
+            ])
+            // For directories and links, and for the archive itself.
+            .env("SOURCE_DATE_EPOCH", epoch.to_string())
+            // Several threads would divide the file differently from computer to computer.
+            .env("DPKG_DEB_THREADS_MAX", "1")
+            .env_remove("DPKG_DEB_COMPRESSOR_TYPE")
+            .env_remove("DPKG_DEB_COMPRESSOR_LEVEL");
         made.output(folder)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
         self.tree.remove()?;
         Ok(package)
@@ -129,6 +143,19 @@ pub fn is_possible() -> bool {
         println!("SKIPPED: dpkg-deb is missing (Debian package dpkg)");
     }
     is_there
+}
+
+/// Returns the time of all packed files in seconds since 1970: `SOURCE_DATE_EPOCH`, or that of the last commit.
+pub fn epoch(root: &Path) -> anyhow::Result<u64> {
+    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let text = match given {
+        Some(text) => text,
+        None => Cmd::new("git").args(["log", "-1", "--format=%ct"]).output(root)?.map_err(
+            |message| anyhow::anyhow!("SOURCE_DATE_EPOCH is not set, and git: {message}"),
+        )?,
+    };
+    let no_number = || format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds");
+    text.trim().parse().with_context(no_number)
 }
 
 /// Returns the version that the packages of the workspace share.
@@ -167,6 +194,35 @@ mod tests {
     }
 
     #[test]
+    fn packages_of_two_folders_are_equal() {
+        if !is_possible() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let control = Control {
+            name: "one",
+            version: "1",
+            architecture: "all",
+            section: "net",
+            fields: &[],
+            synopsis: "One",
+            description: &[],
+        };
+        let made = ["one", "two/deeper"].map(|part| {
+            let folder = folder.path().join(part);
+            let mut deb = Deb::new(folder.join("tree")).unwrap();
+            deb.add("usr/bin/one", 0o755, "#!/bin/sh\n").unwrap();
+            deb.link("usr/bin/two", "one").unwrap();
+            let package = deb.build(&control, &folder, 1_000_000_000).unwrap();
+            let list = Cmd::new("dpkg-deb").args(["--contents".as_ref(), package.as_os_str()]);
+            let list = list.env("TZ", "UTC").output(&folder).unwrap().unwrap();
+            assert!(list.lines().all(|line| line.contains(" 2001-09-09 ")), "{list}");
+            std::fs::read(package).unwrap()
+        });
+        assert!(made[0] == made[1]);
+    }
+
+    #[test]
     fn package_holds_its_files_with_modes_and_names_its_configuration() {
         if !is_possible() {
             return;
@@ -185,7 +241,7 @@ mod tests {
             synopsis: "One",
             description: &[],
         };
-        let package = deb.build(&control, &folder).unwrap();
+        let package = deb.build(&control, &folder, 1_000_000_000).unwrap();
         let show = |option: &str| {
             Cmd::new("dpkg-deb")
                 .args([option.as_ref(), package.as_os_str()])
