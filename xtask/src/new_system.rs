@@ -22,6 +22,8 @@ pub(crate) struct System {
 struct Archive {
     url: &'static str,
     components: &'static str,
+    /// Script of debootstrap for all releases of the archive. A debootstrap that is older than a release has no other.
+    script: &'static str,
     /// Package with the keys, below the archive's address.
     keys_package: &'static str,
     /// SHA-256 of that package in hexadecimal.
@@ -33,6 +35,7 @@ struct Archive {
 const UBUNTU: Archive = Archive {
     url: "http://archive.ubuntu.com/ubuntu",
     components: "main,universe",
+    script: "/usr/share/debootstrap/scripts/gutsy",
     keys_package: "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb",
     keys_checksum: "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8",
     keys: "usr/share/keyrings/ubuntu-archive-keyring.gpg",
@@ -116,7 +119,7 @@ pub(crate) fn install(
     }
     let installed = command
         .args([system.release.as_ref(), root.as_os_str()])
-        .args(system.archive.map(|archive| archive.url))
+        .args(system.archive.into_iter().flat_map(|archive| [archive.url, archive.script]))
         .env("PATH", toolbox.path())
         .run(folder)?;
     anyhow::ensure!(installed, "debootstrap failed: {}/debootstrap has its log", root.display());
