@@ -63,7 +63,8 @@ const LIMIT: u32 = 1200;
 const COPYRIGHT: &str = "Ringfence. Licence: Apache-2.0 or MIT, as you choose.\n\
      /usr/share/common-licenses/Apache-2.0 has the former; the latter:\n\n";
 
-const COPYRIGHT_GPL: &str = "A part of Ringfence. Licence: GPL-2.0-only.\n\
+const COPYRIGHT_GPL: &str = "A part of Ringfence.\n\
+     Copyright (c) 2026 The Ringfence developers. Licence: GPL-2.0-only.\n\
      /usr/share/common-licenses/GPL-2 has the licence.\n";
 
 /// Arguments of `cargo xtask package`.
@@ -103,18 +104,13 @@ pub(crate) fn make(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<
     ])
 }
 
-/// Checks packages by lintian(1), without its rules that do not apply (`dist/lintian.txt`). Returns `false` after an error.
+/// Checks packages by lintian(1). Returns `false` after an error.
 fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
     if !Cmd::new("lintian").args(["--version"]).probe() {
         println!("not checked by lintian, which is missing (Debian package lintian)");
         return Ok(true);
     }
-    let rules = root.join("dist/lintian.txt");
-    Ok(Cmd::new("lintian")
-        .args(["--allow-root", "--fail-on", "error"])
-        .args(["--suppress-tags-from-file".as_ref(), rules.as_os_str()])
-        .args(packages)
-        .run(root)?)
+    Ok(Cmd::new("lintian").args(["--allow-root", "--fail-on", "error"]).args(packages).run(root)?)
 }
 
 /// Installs, uses and removes the packages of `folder` in each system of a trial. Returns `false` if a check failed.
@@ -148,9 +144,9 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
     let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
     let glibc = newest_glibc(&bytes).context("the program names no version of glibc")?;
     deb.add("usr/bin/ringfence", 0o755, &bytes)?;
-    // Four fifths of the file are for debuggers.
+    // Most of the file are names for debuggers.
     let strip = Cmd::new("strip")
-        .args(["--strip-debug".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
+        .args(["--strip-all".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
     strip.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
     for name in contents::NAMES {
         deb.link(&format!("usr/libexec/ringfence/{name}"), "../../bin/ringfence")?;

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use crate::exec::Cmd;
 use crate::tree::Tree;
 
+const MAINTAINER: &str = "Ringfence developers <dev@ringfence.invalid>";
 const HOMEPAGE: &str = "https://github.com/ringfence/ringfence";
 
 /// Fields of a package's control file.
@@ -30,7 +31,7 @@ impl Control<'_> {
         let Control { name, version, architecture, section, .. } = self;
         let mut text = format!(
             "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\nPriority: optional\n\
-             Maintainer: Ringfence developers <dev@ringfence.invalid>\nHomepage: {HOMEPAGE}\n"
+             Maintainer: {MAINTAINER}\nHomepage: {HOMEPAGE}\n"
         );
         for (field, value) in self.fields {
             writeln!(text, "{field}: {value}").expect("a string takes all text");
@@ -40,6 +41,14 @@ impl Control<'_> {
             writeln!(text, " {line}").expect("a string takes all text");
         }
         text
+    }
+
+    /// Returns the changelog that Debian requires. `time` is in the form of RFC 5322.
+    fn changelog(&self, time: &str) -> String {
+        let Control { name, version, .. } = self;
+        format!(
+            "{name} ({version}) unstable; urgency=medium\n\n  * Version {version}.\n\n -- {MAINTAINER}  {time}\n"
+        )
     }
 
     fn file_name(&self) -> String {
@@ -109,6 +118,12 @@ impl Deb {
         folder: &Path,
         epoch: u64,
     ) -> anyhow::Result<PathBuf> {
+        let moment = format!("--date=@{epoch}");
+        let time = Cmd::new("date").args(["--utc", &moment, "--rfc-email"]).env("LC_ALL", "C");
+        let time = time.output(folder)?.map_err(|message| anyhow::anyhow!("date: {message}"))?;
+        let changelog = format!("usr/share/doc/{}/changelog", control.name);
+        self.add(&changelog, 0o644, control.changelog(time.trim()))?;
+        self.tree.compress(&self.place(&changelog)?)?;
         self.add("DEBIAN/control", 0o644, control.text())?;
         if !self.configuration.is_empty() {
             let list = std::mem::take(&mut self.configuration);
@@ -191,6 +206,9 @@ mod tests {
             )
         );
         assert_eq!(control.file_name(), "one_0.1.0_all.deb");
+        let changelog = control.changelog("Thu, 01 Jan 1970 00:00:09 +0000");
+        assert!(changelog.starts_with("one (0.1.0) unstable; "), "{changelog}");
+        assert!(changelog.ends_with(".invalid>  Thu, 01 Jan 1970 00:00:09 +0000\n"), "{changelog}");
     }
 
     #[test]
@@ -217,6 +235,7 @@ mod tests {
             let list = Cmd::new("dpkg-deb").args(["--contents".as_ref(), package.as_os_str()]);
             let list = list.env("TZ", "UTC").output(&folder).unwrap().unwrap();
             assert!(list.lines().all(|line| line.contains(" 2001-09-09 ")), "{list}");
+            assert!(list.contains("./usr/share/doc/one/changelog.gz"), "{list}");
             std::fs::read(package).unwrap()
         });
         assert!(made[0] == made[1]);

@@ -277,7 +277,8 @@ fn deb(built: &Built, root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
     deb.build(&control, cache, epoch(root)?)
 }
 
-const COPYRIGHT: &str = "Xen with the grant windows of Ringfence. Licence: GPL-2.0-only.\n\
+const COPYRIGHT: &str = "Xen with the grant windows of Ringfence.\n\
+     Copyright (c) 2026 The Ringfence developers and the authors of Xen. Licence: GPL-2.0-only.\n\
      The source is Debian's package xen and the folder xen/ of Ringfence.\n\
      /usr/share/common-licenses/GPL-2 has the licence.\n";
 
