@@ -41,6 +41,27 @@ check_not 'rpm: its copies are gone' test -e /usr/libexec/ringfence/selinux
 check 'rpm: it is removed again' rpm --erase --nodeps ringfence
 is 'rpm: nothing is left' "$(left)" ''
 
+# dnf checks what the packages depend on: the shell, for which another package stands here, and the main package.
+cat >/tmp/shell.spec <<END
+Name: system-shell
+Version: 1
+Release: 1
+Summary: Shell of this system
+License: none
+Provides: /bin/sh
+%description
+%files
+END
+check 'dnf: a package for the shell is made' rpmbuild -bb --define '_topdir /tmp/shell' /tmp/shell.spec
+dnf_alone() { dnf --quiet --assumeyes --disablerepo='*' --releasever 1 "$@"; }
+check 'dnf: an older version is installed' dnf_alone install /tmp/shell/RPMS/*/*.rpm /packages/older/ringfence-0*.rpm
+check 'dnf: it is upgraded' dnf_alone upgrade "$main"
+is 'dnf: the new version is installed' "$(rpm --query ringfence)" "ringfence-$version-1.x86_64"
+check 'dnf: the SELinux policy is installed' dnf_alone install "$selinux"
+check 'dnf: it is removed, with the policy' dnf_alone remove ringfence
+rm -rf /etc/ringfence
+is 'dnf: nothing is left' "$(left)$(rpm --query --all | grep ringfence)" ''
+
 archive=/packages/ringfence-$version-1-x86_64.pkg.tar.zst
 # Debian has neither the directories of pacman's database nor the list of mounts that it reads.
 ln -sf /proc/self/mounts /etc/mtab

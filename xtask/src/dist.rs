@@ -97,6 +97,7 @@ const TRIAL: Trial = Trial {
     systems: &[&BOOKWORM, &TRIXIE, &NOBLE],
     packages: &[
         "curl",
+        "dnf",
         "fish",
         "iproute2",
         "libnbd-bin",
