@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: archives for systems without a package of their own, in a form that is the same for each build.
+//! `cargo xtask dist`: packages and archives of the program for each kind of system, in a form that is the same for each build.
 //!
 //! | file | content |
 //! |---|---|
@@ -8,12 +8,15 @@
 //! | `ringfence-selinux-VERSION-1.x86_64.rpm` | SELinux policy, if checkmodule and semodule_package are installed |
 //! | `ringfence-VERSION-1-x86_64.pkg.tar.zst` | package for Arch Linux |
 //! | `ringfence-VERSION-py3-none-….whl` | wheel for Python's package index |
+//! | `ringfence_VERSION_amd64.deb`, `…-dkms_VERSION_all.deb` | Debian packages ([`package`]), if dpkg-deb is installed |
 //! | `ringfence-VERSION.cdx.json` | bill of materials (CycloneDX) |
 //! | `NAME-VERSION.crate` | with `--crates`: the published crates |
 //! | `SHA256SUMS` | checksums of these files |
 //!
 //! Files have the time in `SOURCE_DATE_EPOCH`, or that of the last commit. Paths of this computer are replaced in the
-//! program, so two builds in different folders have equal bytes. Debian packages are those of `cargo xtask package`.
+//! program ([`product`]), so two builds in different folders have equal bytes.
+//!
+//! `--try` also makes packages of an older version (`older/`), from which the trial upgrades.
 
 mod arch;
 mod archive;
@@ -28,30 +31,29 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use taskkit::deb::workspace_version;
+use taskkit::deb::{epoch, workspace_version};
 use taskkit::exec::Cmd;
 use taskkit::tree::Tree;
 
 use crate::contents;
+use crate::new_system::{BOOKWORM, NOBLE, TRIXIE};
 use crate::package::{self, Trial};
 use crate::packages::published;
-use dependencies::{Component, TARGET};
+use crate::product::{self, Form};
+use dependencies::Component;
 use system::SystemPackage;
 use wheel::Wheel;
-
-/// Profile of the program: `release`, with the lines of the source. They go to the archive for debuggers.
-const PROFILE: &str = "profiling";
 
 /// Arguments of `cargo xtask dist`.
 #[derive(Args)]
 pub(crate) struct DistArgs {
-    /// Static program to pack, in place of one that is built now
+    /// Static program to pack, in place of one that is built now; without Debian packages, which have another
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Also pack the crates for a registry, from which `cargo install ringfence` takes them
     #[arg(long)]
     crates: bool,
-    /// Install, use, upgrade and remove the archives in a Debian system of its own (needs root, debootstrap and a network)
+    /// Install, use, upgrade and remove the archives in systems of their own (needs root, debootstrap and a network)
     #[arg(long)]
     r#try: bool,
     /// Directory for the archives; by default `dist` in the target directory
@@ -66,26 +68,37 @@ pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result
     std::fs::create_dir_all(&folder)?;
     let program = match &args.program {
         Some(file) => std::path::absolute(file)?,
-        None => build(root, target)?,
+        None => product::build(root, target, Form::Static)?,
     };
     let epoch = epoch(root)?;
     let rust = rust_version(root)?;
     let components = dependencies::of_program(root)?;
-    let crates = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
-    let made = Dist { root, components, crates, rust, epoch }.pack(&program, &folder)?;
+    let mut further = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
+    if args.program.is_none() && taskkit::deb::is_possible() {
+        further.extend(package::make(root, target, &folder)?);
+    }
+    let dist = Dist { root, components, further, rust, epoch };
+    let made = dist.pack(&program, &folder)?;
     made.iter().for_each(|file| println!("{}", file.display()));
     if !args.r#try {
         return Ok(true);
     }
     let is_clean = rpm::lint(root, &made)?;
+    dist.pack_older(&program, &folder.join("older"))?;
     Ok(package::try_all(&TRIAL, root, target, &folder)? && is_clean)
 }
+
+/// Version from which a trial upgrades.
+const OLDER: &str = "0.0.1";
 
 /// Trial of the archives. The system has the programs that install each of them.
 const TRIAL: Trial = Trial {
     script: "dist/debian/try-archives.sh",
-    releases: &["bookworm"],
+    systems: &[&BOOKWORM, &TRIXIE, &NOBLE],
     packages: &[
+        "curl",
+        "dnf",
+        "fish",
         "iproute2",
         "libnbd-bin",
         "man-db",
@@ -94,34 +107,11 @@ const TRIAL: Trial = Trial {
         "python3-venv",
         "rpm",
         "xz-utils",
+        "zsh",
         "zstd",
     ],
+    has_modules: false,
 };
-
-/// Builds the program, statically linked and without paths of this computer. Returns its path.
-fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    let home = home.context("neither CARGO_HOME nor HOME is set")?;
-    let prefixes = [(root, "/ringfence"), (&home, "/cargo")];
-    // Encoded flags may contain blanks, which a path may have.
-    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
-    let mut c_flags = Vec::new();
-    for (from, to) in prefixes {
-        let from = from.to_str().context("a folder's name is not text")?;
-        flags.push(format!("--remap-path-prefix={from}={to}"));
-        c_flags.push(format!("-ffile-prefix-map={from}={to}"));
-    }
-    let built = Cmd::cargo()
-        .args(["build", "--locked", "--profile", PROFILE, "--target", TARGET])
-        .args(["--package", "ringfence"])
-        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
-        .env("CFLAGS", c_flags.join(" "))
-        .env("CARGO_TARGET_DIR", target)
-        .run(root)?;
-    anyhow::ensure!(built, "ringfence does not build for {TARGET}, statically linked");
-    Ok(target.join(TARGET).join(PROFILE).join("ringfence"))
-}
 
 /// Packs the published crates in `folder`, without a build of each. Returns their paths.
 fn pack_crates(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
@@ -143,20 +133,6 @@ fn pack_crates(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<
     Ok(made)
 }
 
-/// Returns the time of all files in seconds since 1970.
-fn epoch(root: &Path) -> anyhow::Result<u64> {
-    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
-    let text = match given {
-        Some(text) => text,
-        None => Cmd::new("git").args(["log", "-1", "--format=%ct"]).output(root)?.map_err(
-            |message| anyhow::anyhow!("SOURCE_DATE_EPOCH is not set, and git: {message}"),
-        )?,
-    };
-    text.trim()
-        .parse()
-        .with_context(|| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
-}
-
 /// Returns the version of the compiler, whose standard library is in the program.
 fn rust_version(root: &Path) -> anyhow::Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
@@ -169,8 +145,8 @@ fn rust_version(root: &Path) -> anyhow::Result<String> {
 struct Dist<'a> {
     root: &'a Path,
     components: Vec<Component>,
-    /// Crates that were packed in the folder.
-    crates: Vec<PathBuf>,
+    /// Debian packages and crates that were made in the folder.
+    further: Vec<PathBuf>,
     rust: String,
     epoch: u64,
 }
@@ -230,9 +206,37 @@ impl Dist<'_> {
         } else {
             println!("rpmbuild is missing (Debian package rpm): no RPM package");
         }
-        made.extend(self.crates.iter().cloned());
+        made.extend(self.further.iter().cloned());
         made.push(archive::write_sums(&made, folder)?);
         Ok(made)
+    }
+
+    /// Packs the same program under an older version in `folder`, as what a trial upgrades from.
+    fn pack_older(&self, program: &Path, folder: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        let own = folder.join("ringfence");
+        std::fs::copy(program, &own).with_context(|| program.display().to_string())?;
+        let stripped = Cmd::new("strip").args(["--strip-all".as_ref(), own.as_os_str()]);
+        stripped.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
+        let stripped = std::fs::read(&own)?;
+        std::fs::remove_file(&own)?;
+        let wheel =
+            Wheel { version: OLDER, program: &stripped, readme: "", licences: &[], sbom: "{}" };
+        wheel.build(folder, self.epoch)?;
+        let package = SystemPackage {
+            root: self.root,
+            version: OLDER,
+            program,
+            stripped: &stripped,
+            licences: &[],
+            sbom: "{}",
+            epoch: self.epoch,
+        };
+        arch::build(&package, folder)?;
+        if rpm::is_possible() {
+            rpm::build(&package, folder)?;
+        }
+        Ok(())
     }
 
     /// Packs the names and lines of the program for debuggers. Returns the file, which the caller removes with its folder,
@@ -325,7 +329,7 @@ mod tests {
             std::fs::create_dir_all(&component.folder).unwrap();
         }
         let (rust, epoch) = ("1.88.0".to_owned(), 1_000_000_000);
-        let dist = Dist { root, components, crates: Vec::new(), rust, epoch };
+        let dist = Dist { root, components, further: Vec::new(), rust, epoch };
         let mut made = Vec::new();
         for part in ["one", "two/deeper"] {
             let folder = folder.path().join(part);

@@ -10,11 +10,11 @@ use taskkit::exec::Cmd;
 use taskkit::text::duration;
 
 use crate::context::{Context, Ended};
-use crate::new_system::{self, Extent, remove};
+use crate::new_system::{self, BOOKWORM, Extent, System, TRIXIE, remove};
 use crate::report::Outcome;
 
-/// Part of the long set, and Debian's name of the release.
-const SYSTEMS: [(&str, &str); 2] = [("debian-12", "bookworm"), ("debian-13", "trixie")];
+/// Part of the long set, and its system.
+const SYSTEMS: [(&str, &System); 2] = [("debian-12", &BOOKWORM), ("debian-13", &TRIXIE)];
 
 /// Packages beside those of every Debian system, which has iproute2: what rustup's page and the README take for granted.
 const PACKAGES: [&str; 5] = ["ca-certificates", "curl", "gcc", "git", "libc6-dev"];
@@ -48,9 +48,9 @@ pub(crate) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
         return Ok(Outcome::Skipped("only root can install a Debian system".to_owned()).into());
     }
     let known = SYSTEMS.iter().find(|(name, _)| *name == part);
-    let (_, release) = known.with_context(|| format!("no system is called {part}"))?;
+    let (_, system) = known.with_context(|| format!("no system is called {part}"))?;
     let folder = context.target.join("fresh").join(part);
-    let pristine = debootstrap(context, release, &folder)?;
+    let pristine = debootstrap(context, system, &folder)?;
     let directories = RunDirectories::below(&folder);
     let RunDirectories { system, source, results } = &directories;
     for directory in [system, source, results] {
@@ -73,7 +73,7 @@ pub(crate) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
 }
 
 /// Makes a system of a release below `folder`, unless it is there. Returns its directory.
-fn debootstrap(context: &Context, release: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+fn debootstrap(context: &Context, release: &System, folder: &Path) -> anyhow::Result<PathBuf> {
     let (system, complete) = (folder.join("pristine"), folder.join("pristine.complete"));
     if complete.exists() {
         return Ok(system);

@@ -29,6 +29,7 @@ mod mutate;
 mod new_system;
 mod package;
 mod packages;
+mod product;
 mod programs;
 mod record;
 mod release;
@@ -82,7 +83,7 @@ enum Command {
     Clients(clients::ClientsArgs),
     /// Make Debian packages of the program and of the kernel modules; `--try` installs, uses and removes them
     Package(package::PackageArgs),
-    /// Make the static tarball, its debug symbols, the Python wheel, the bill of materials and their checksums
+    /// Make packages for Debian, RPM and Arch, the static tarball, the Python wheel, the bill of materials and their checksums
     ///
     /// Two runs on one commit make equal bytes. Needs objcopy and strip (binutils), xz, zip, and a static glibc (libc6-dev).
     Dist(dist::DistArgs),

@@ -6,55 +6,71 @@
 //! | `ringfence-netfront-dkms` | source of the guest network driver, built for each kernel by DKMS |
 //! | `ringfence-window-dkms` | source of the device of grant windows, likewise |
 //!
-//! The hypervisor's package is that of `cargo xtask xen package`. `--try` installs, uses and removes the packages in
-//! Debian systems of their own (`dist/debian/try.sh`).
+//! The hypervisor's package is that of `cargo xtask xen package`. Two builds in different folders have equal bytes. `--try`
+//! checks the packages by lintian(1), and installs, uses, upgrades and removes them in systems of their own
+//! (`dist/debian/try.sh`).
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
-use taskkit::deb::{Control, Deb, workspace_version};
+use taskkit::deb::{Control, Deb, epoch, workspace_version};
 use taskkit::exec::Cmd;
 use taskkit::text::{count, duration};
 use taskkit::tools::{self, Tool, Toolbox};
 use vm_lab::results::{self, Line, Tally};
 
 use crate::contents;
-use crate::new_system::{self, Extent};
+use crate::new_system::{self, BOOKWORM, Extent, NOBLE, System, TRIXIE};
+use crate::product::{self, Form};
 
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
 
-/// Trial of packages in Debian systems.
+/// Trial of packages in systems of their own.
 pub(crate) struct Trial {
     /// Script below the root, with the checks.
     pub(crate) script: &'static str,
-    pub(crate) releases: &'static [&'static str],
+    pub(crate) systems: &'static [&'static System],
     /// Packages of the systems: what ours depend on, and what the checks use.
     pub(crate) packages: &'static [&'static str],
+    /// Set if modules are built, which needs the headers of the systems' kernels.
+    pub(crate) has_modules: bool,
 }
 
 /// Trial of the Debian packages.
 const TRIAL: Trial = Trial {
     script: "dist/debian/try.sh",
-    releases: &["bookworm", "trixie"],
-    packages: &["dkms", "linux-headers-amd64", "iproute2", "man-db", "procps"],
+    systems: &[&BOOKWORM, &TRIXIE, &NOBLE],
+    packages: &[
+        "curl",
+        "dkms",
+        "fish",
+        "iproute2",
+        "libnbd-bin",
+        "man-db",
+        "procps",
+        "python3",
+        "zsh",
+    ],
+    has_modules: true,
 };
 
 /// Time limit of one system, in seconds.
-const LIMIT: u32 = 600;
+const LIMIT: u32 = 1200;
 
 const COPYRIGHT: &str = "Ringfence. Licence: Apache-2.0 or MIT, as you choose.\n\
      /usr/share/common-licenses/Apache-2.0 has the former; the latter:\n\n";
 
-const COPYRIGHT_GPL: &str = "A part of Ringfence. Licence: GPL-2.0-only.\n\
+const COPYRIGHT_GPL: &str = "A part of Ringfence.\n\
+     Copyright (c) 2026 The Ringfence developers. Licence: GPL-2.0-only.\n\
      /usr/share/common-licenses/GPL-2 has the licence.\n";
 
 /// Arguments of `cargo xtask package`.
 #[derive(Args)]
 pub(crate) struct PackageArgs {
-    /// Install, use and remove the packages in Debian systems of their own (needs root, debootstrap and a network)
+    /// Install, use, upgrade and remove the packages in systems of their own (needs root, debootstrap and a network)
     #[arg(long)]
     r#try: bool,
     /// Directory for the packages; by default `package` in the target directory
@@ -67,17 +83,34 @@ pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Res
     let folder = args.output.clone().unwrap_or_else(|| target.join("package"));
     let folder = std::path::absolute(folder)?;
     std::fs::create_dir_all(&folder)?;
-    let program = ["build", "--release", "--locked", "--package", "ringfence"];
-    anyhow::ensure!(Cmd::cargo().args(program).run(root)?, "ringfence does not build");
-    let packages = [
-        main_package(root, &target.join("release/ringfence"), &folder)?,
-        module_package(root, &NETFRONT, &folder)?,
-        module_package(root, &WINDOW, &folder)?,
-    ];
+    let packages = make(root, target, &folder)?;
     for package in &packages {
         println!("{}", package.display());
     }
-    if args.r#try { try_all(&TRIAL, root, target, &folder) } else { Ok(true) }
+    if !args.r#try {
+        return Ok(true);
+    }
+    let is_clean = lint(root, &packages)?;
+    Ok(try_all(&TRIAL, root, target, &folder)? && is_clean)
+}
+
+/// Builds the program, and makes all packages in `folder`. Returns their paths.
+pub(crate) fn make(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let program = product::build(root, target, Form::Dynamic)?;
+    Ok(vec![
+        main_package(root, &program, folder)?,
+        module_package(root, &NETFRONT, folder)?,
+        module_package(root, &WINDOW, folder)?,
+    ])
+}
+
+/// Checks packages by lintian(1). Returns `false` after an error.
+fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
+    if !Cmd::new("lintian").args(["--version"]).probe() {
+        println!("not checked by lintian, which is missing (Debian package lintian)");
+        return Ok(true);
+    }
+    Ok(Cmd::new("lintian").args(["--allow-root", "--fail-on", "error"]).args(packages).run(root)?)
 }
 
 /// Installs, uses and removes the packages of `folder` in each system of a trial. Returns `false` if a check failed.
@@ -96,8 +129,12 @@ pub(crate) fn try_all(
     let missing = toolbox.missing(NEEDS);
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let mut is_good = true;
-    for release in trial.releases {
-        is_good &= try_in(trial, release, root, folder, &toolbox)?;
+    for system in trial.systems {
+        if let Some(why) = system.unreachable() {
+            println!("SKIPPED: {}: {why}", system.release);
+            continue;
+        }
+        is_good &= try_in(trial, system, root, folder, &toolbox)?;
     }
     Ok(is_good)
 }
@@ -107,9 +144,9 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
     let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
     let glibc = newest_glibc(&bytes).context("the program names no version of glibc")?;
     deb.add("usr/bin/ringfence", 0o755, &bytes)?;
-    // Four fifths of the file are for debuggers.
+    // Most of the file are names for debuggers.
     let strip = Cmd::new("strip")
-        .args(["--strip-debug".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
+        .args(["--strip-all".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
     strip.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
     for name in contents::NAMES {
         deb.link(&format!("usr/libexec/ringfence/{name}"), "../../bin/ringfence")?;
@@ -143,7 +180,7 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
             "pasta, passt and slirp4netns, and of Xen's netback and blkback.",
         ],
     };
-    deb.build(&control, folder)
+    deb.build(&control, folder, epoch(root)?)
 }
 
 /// Returns the newest version of glibc whose symbols a program needs, such as `2.34`.
@@ -231,7 +268,7 @@ fn module_package(root: &Path, module: &Module, folder: &Path) -> anyhow::Result
         synopsis: module.synopsis,
         description: module.description,
     };
-    deb.build(&control, folder)
+    deb.build(&control, folder, epoch(root)?)
 }
 
 /// Returns the version that a `dkms.conf` declares.
@@ -240,20 +277,24 @@ fn dkms_version(settings: &str) -> Option<&str> {
     Some(line.trim_matches('"'))
 }
 
-/// Runs the checks of a trial in a system of `release`. Returns `false` if a check failed.
+/// Runs the checks of a trial in a system. Returns `false` if a check failed.
 fn try_in(
     trial: &Trial,
-    release: &str,
+    system: &System,
     root: &Path,
     folder: &Path,
     toolbox: &Toolbox,
 ) -> anyhow::Result<bool> {
-    let system = folder.join("systems").join(release);
+    let release = system.release;
+    let place = folder.join("systems").join(release);
     // The last file that is made: a system without it was interrupted.
     let complete = folder.join("systems").join(format!("{release}.complete"));
-    if !complete.exists() {
-        new_system::install(&system, release, Extent::Minimal, trial.packages, toolbox)?;
-        std::fs::write(&complete, "")?;
+    let mut packages = trial.packages.to_vec();
+    packages.extend(trial.has_modules.then_some(system.headers));
+    let wanted = packages.join("\n");
+    if !std::fs::read_to_string(&complete).is_ok_and(|made| made == wanted) {
+        new_system::install(&place, system, Extent::Minimal, &packages, toolbox)?;
+        std::fs::write(&complete, wanted)?;
     }
     let (results, log) =
         (folder.join(format!("{release}.results")), folder.join(format!("{release}.log")));
@@ -273,7 +314,7 @@ fn try_in(
             "--kill-child",
         ])
         .args(["sh".as_ref(), root.join(trial.script).as_os_str()])
-        .args([system.as_os_str(), folder.as_os_str(), results.as_os_str()])
+        .args([place.as_os_str(), folder.as_os_str(), results.as_os_str()])
         .run_to_file(root, &log)?;
     let mut tally = Tally::new(release);
     for line in std::fs::read_to_string(&results)?.lines() {

@@ -10,6 +10,7 @@
 mod checks;
 mod empty_path;
 mod others;
+mod packaging;
 mod places;
 mod tests;
 
@@ -174,9 +175,10 @@ pub(crate) static STEPS: &[Step] = &[
     Step {
         name: "package",
         title: "Debian packages, installed, used and removed (`cargo xtask package --try`); crates (`cargo package`) and \
-                archives (`cargo xtask dist`)",
+                archives (`cargo xtask dist`), which two builds make equal",
         needs: &[
             &tools::DEBOOTSTRAP,
+            &tools::LINTIAN,
             &tools::RPMBUILD,
             &tools::RPMLINT,
             &tools::CHECKMODULE,
@@ -186,7 +188,7 @@ pub(crate) static STEPS: &[Step] = &[
             &tools::ZSTD,
         ],
         default: None,
-        long: Some(Long { parts: others::package_parts, run: others::package }),
+        long: Some(Long { parts: packaging::parts, run: packaging::run }),
     },
 ];
 

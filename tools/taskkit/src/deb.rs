@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use crate::exec::Cmd;
 use crate::tree::Tree;
 
+const MAINTAINER: &str = "Ringfence developers <dev@ringfence.invalid>";
 const HOMEPAGE: &str = "https://github.com/ringfence/ringfence";
 
 /// Fields of a package's control file.
@@ -30,7 +31,7 @@ impl Control<'_> {
         let Control { name, version, architecture, section, .. } = self;
         let mut text = format!(
             "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\nPriority: optional\n\
-             Maintainer: Ringfence developers <dev@ringfence.invalid>\nHomepage: {HOMEPAGE}\n"
+             Maintainer: {MAINTAINER}\nHomepage: {HOMEPAGE}\n"
         );
         for (field, value) in self.fields {
             writeln!(text, "{field}: {value}").expect("a string takes all text");
@@ -40,6 +41,14 @@ impl Control<'_> {
             writeln!(text, " {line}").expect("a string takes all text");
         }
         text
+    }
+
+    /// Returns the changelog that Debian requires. `time` is in the form of RFC 5322.
+    fn changelog(&self, time: &str) -> String {
+        let Control { name, version, .. } = self;
+        format!(
+            "{name} ({version}) unstable; urgency=medium\n\n  * Version {version}.\n\n -- {MAINTAINER}  {time}\n"
+        )
     }
 
     fn file_name(&self) -> String {
@@ -101,21 +110,41 @@ impl Deb {
         self.add(&format!("DEBIAN/{name}"), 0o755, text)
     }
 
-    /// Packs the tree and removes it. Returns the package's path in `folder`.
-    pub fn build(mut self, control: &Control<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
+    /// Packs the tree and removes it. All files get the time `epoch`, in seconds since 1970, so the package's bytes depend on
+    /// the content alone. Returns the package's path in `folder`.
+    pub fn build(
+        mut self,
+        control: &Control<'_>,
+        folder: &Path,
+        epoch: u64,
+    ) -> anyhow::Result<PathBuf> {
+        let moment = format!("--date=@{epoch}");
+        let time = Cmd::new("date").args(["--utc", &moment, "--rfc-email"]).env("LC_ALL", "C");
+        let time = time.output(folder)?.map_err(|message| anyhow::anyhow!("date: {message}"))?;
+        let changelog = format!("usr/share/doc/{}/changelog", control.name);
+        self.add(&changelog, 0o644, control.changelog(time.trim()))?;
+        self.tree.compress(&self.place(&changelog)?)?;
         self.add("DEBIAN/control", 0o644, control.text())?;
         if !self.configuration.is_empty() {
             let list = std::mem::take(&mut self.configuration);
             self.add("DEBIAN/conffiles", 0o644, list)?;
         }
         self.tree.open_directories()?;
+        self.tree.set_times(epoch)?;
         let package = folder.join(control.file_name());
-        let made = Cmd::new("dpkg-deb").args([
-            "--root-owner-group".as_ref(),
-            "--build".as_ref(),
-            self.tree.root().as_os_str(),
-            package.as_os_str(),
-        ]);
+        let made = Cmd::new("dpkg-deb")
+            .args([
+                "--root-owner-group".as_ref(),
+                "--build".as_ref(),
+                self.tree.root().as_os_str(),
+                package.as_os_str(),
+            ])
+            // For directories and links, and for the archive itself.
+            .env("SOURCE_DATE_EPOCH", epoch.to_string())
+            // Several threads would divide the file differently from computer to computer.
+            .env("DPKG_DEB_THREADS_MAX", "1")
+            .env_remove("DPKG_DEB_COMPRESSOR_TYPE")
+            .env_remove("DPKG_DEB_COMPRESSOR_LEVEL");
         made.output(folder)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
         self.tree.remove()?;
         Ok(package)
@@ -129,6 +158,19 @@ pub fn is_possible() -> bool {
         println!("SKIPPED: dpkg-deb is missing (Debian package dpkg)");
     }
     is_there
+}
+
+/// Returns the time of all packed files in seconds since 1970: `SOURCE_DATE_EPOCH`, or that of the last commit.
+pub fn epoch(root: &Path) -> anyhow::Result<u64> {
+    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let text = match given {
+        Some(text) => text,
+        None => Cmd::new("git").args(["log", "-1", "--format=%ct"]).output(root)?.map_err(
+            |message| anyhow::anyhow!("SOURCE_DATE_EPOCH is not set, and git: {message}"),
+        )?,
+    };
+    let no_number = || format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds");
+    text.trim().parse().with_context(no_number)
 }
 
 /// Returns the version that the packages of the workspace share.
@@ -164,6 +206,39 @@ mod tests {
             )
         );
         assert_eq!(control.file_name(), "one_0.1.0_all.deb");
+        let changelog = control.changelog("Thu, 01 Jan 1970 00:00:09 +0000");
+        assert!(changelog.starts_with("one (0.1.0) unstable; "), "{changelog}");
+        assert!(changelog.ends_with(".invalid>  Thu, 01 Jan 1970 00:00:09 +0000\n"), "{changelog}");
+    }
+
+    #[test]
+    fn packages_of_two_folders_are_equal() {
+        if !is_possible() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let control = Control {
+            name: "one",
+            version: "1",
+            architecture: "all",
+            section: "net",
+            fields: &[],
+            synopsis: "One",
+            description: &[],
+        };
+        let made = ["one", "two/deeper"].map(|part| {
+            let folder = folder.path().join(part);
+            let mut deb = Deb::new(folder.join("tree")).unwrap();
+            deb.add("usr/bin/one", 0o755, "#!/bin/sh\n").unwrap();
+            deb.link("usr/bin/two", "one").unwrap();
+            let package = deb.build(&control, &folder, 1_000_000_000).unwrap();
+            let list = Cmd::new("dpkg-deb").args(["--contents".as_ref(), package.as_os_str()]);
+            let list = list.env("TZ", "UTC").output(&folder).unwrap().unwrap();
+            assert!(list.lines().all(|line| line.contains(" 2001-09-09 ")), "{list}");
+            assert!(list.contains("./usr/share/doc/one/changelog.gz"), "{list}");
+            std::fs::read(package).unwrap()
+        });
+        assert!(made[0] == made[1]);
     }
 
     #[test]
@@ -185,7 +260,7 @@ mod tests {
             synopsis: "One",
             description: &[],
         };
-        let package = deb.build(&control, &folder).unwrap();
+        let package = deb.build(&control, &folder, 1_000_000_000).unwrap();
         let show = |option: &str| {
             Cmd::new("dpkg-deb")
                 .args([option.as_ref(), package.as_os_str()])

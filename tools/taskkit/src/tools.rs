@@ -78,6 +78,8 @@ pub static ZIP: Tool = debian("zip", "zip");
 pub static RPMBUILD: Tool = debian("rpmbuild", "rpm");
 /// Checker of RPM packages.
 pub static RPMLINT: Tool = debian("rpmlint", "rpmlint");
+/// Checker of Debian packages.
+pub static LINTIAN: Tool = debian("lintian", "lintian");
 /// Compiler of the SELinux policy.
 pub static CHECKMODULE: Tool = debian("checkmodule", "checkpolicy");
 /// Packer of the SELinux policy.

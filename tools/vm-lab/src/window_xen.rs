@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use taskkit::deb::{Control, Deb, workspace_version};
+use taskkit::deb::{Control, Deb, epoch, workspace_version};
 use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::{Apt, Release};
@@ -274,10 +274,11 @@ fn deb(built: &Built, root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
             "grantee's help.",
         ],
     };
-    deb.build(&control, cache)
+    deb.build(&control, cache, epoch(root)?)
 }
 
-const COPYRIGHT: &str = "Xen with the grant windows of Ringfence. Licence: GPL-2.0-only.\n\
+const COPYRIGHT: &str = "Xen with the grant windows of Ringfence.\n\
+     Copyright (c) 2026 The Ringfence developers and the authors of Xen. Licence: GPL-2.0-only.\n\
      The source is Debian's package xen and the folder xen/ of Ringfence.\n\
      /usr/share/common-licenses/GPL-2 has the licence.\n";
 

@@ -10,10 +10,10 @@ use taskkit::tools::Toolbox;
 use vm_lab::build::lock;
 
 use super::Suite;
-use crate::new_system::{self, Extent};
+use crate::new_system::{self, Extent, TRIXIE};
 
 /// Debian release of the system: the first one with a Podman that starts pasta.
-const RELEASE: &str = "trixie";
+const RELEASE: &str = TRIXIE.release;
 
 /// Packages of the system.
 const PACKAGES: &[&str] = &[
@@ -258,7 +258,7 @@ fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
     if std::fs::read_to_string(&record).is_ok_and(|text| text == all) {
         return Ok(());
     }
-    new_system::install(&root, RELEASE, Extent::Minimal, PACKAGES, toolbox)?;
+    new_system::install(&root, &TRIXIE, Extent::Minimal, PACKAGES, toolbox)?;
     let script = "printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d && \
         DEBIAN_FRONTEND=noninteractive exec apt-get -qq install --no-install-recommends \"$@\"";
     let installed = Cmd::new("chroot")

@@ -7,10 +7,10 @@ use anyhow::Context as _;
 use serde::Deserialize;
 use taskkit::exec::Cmd;
 
+use crate::product::TARGET;
+
 /// Package of the program.
 const PROGRAM: &str = "ringfence";
-/// Target of the program, which selects dependencies.
-pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Crate of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]

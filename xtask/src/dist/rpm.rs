@@ -270,6 +270,7 @@ fn policy_sections(files: &[&PathBuf]) -> (String, String) {
         "%package selinux\n\
          Summary: SELinux policy for Ringfence in the place of pasta and passt\n\
          Group: {GROUP}\n\
+         AutoReqProv: no\n\
          Requires: ringfence = %{{version}}-%{{release}}\n\n\
          %description selinux\n{DESCRIPTION_SELINUX}\n\n"
     );
@@ -325,5 +326,7 @@ mod tests {
         assert!(main.contains("\"/usr/bin/ringfence\"") && !main.contains("passt"), "{text}");
         assert!(policy.contains("/passt\"") && policy.contains("ringfence.pp\""), "{text}");
         assert!(text.contains("Requires: ringfence = %{version}-%{release}"), "{text}");
+        // The packages do not share it.
+        assert_eq!(text.matches("AutoReqProv: no").count(), 2, "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Steps that run machines, fuzz targets, other programs' systems and packages.
+//! Steps that run machines, fuzz targets and other programs' systems.
 
 use anyhow::Context as _;
 use taskkit::exec::Cmd;
@@ -6,8 +6,6 @@ use taskkit::text::count;
 use vm_lab::CorePart;
 
 use crate::context::{Context, Ended, outcome_of};
-use crate::packages::published;
-use crate::release;
 use crate::report::Outcome;
 use crate::tidy;
 
@@ -50,88 +48,6 @@ pub(super) fn clients(context: &Context, suite: &str) -> anyhow::Result<Ended> {
     }
     let success = context.own_command(&["clients", suite])?.run(&context.root)?;
     Ok(outcome_of(success, "a scenario failed with Ringfence"))
-}
-
-/// Parts of the step `package`: Debian packages, crates and archives.
-pub(super) fn package_parts(_: &Context) -> anyhow::Result<Vec<String>> {
-    Ok(["debian", "crates", "minimal-versions", "semver", "dist"].map(str::to_owned).to_vec())
-}
-
-pub(super) fn package(context: &Context, part: &str) -> anyhow::Result<Ended> {
-    match part {
-        "crates" => crates(context),
-        "minimal-versions" => minimal_versions(context),
-        "semver" => semver(context),
-        "dist" => {
-            // Only root can install them.
-            let words: &[&str] =
-                if context.toolbox.is_root { &["dist", "--try"] } else { &["dist"] };
-            let success = context.own_command(words)?.run(&context.root)?;
-            Ok(outcome_of(success, "an archive could not be made, or failed its trial"))
-        }
-        _ => debian(context),
-    }
-}
-
-/// Packs the published crates, and builds each from its package.
-fn crates(context: &Context) -> anyhow::Result<Ended> {
-    let mut command = Cmd::cargo().args(["package", "--locked", "--allow-dirty"]);
-    for name in published(&context.root)? {
-        command = command.args(["--package", &name]);
-    }
-    let success = command.env("CARGO_TARGET_DIR", &context.target).run(&context.root)?;
-    Ok(outcome_of(success, "a crate does not build from its package"))
-}
-
-/// Checks the published crates with the oldest versions of their dependencies that the manifests allow. A copy of the
-/// committed tree gets the lock file.
-fn minimal_versions(context: &Context) -> anyhow::Result<Ended> {
-    let folder = context.target.join("minimal-versions");
-    let tree = folder.join("tree");
-    if tree.exists() {
-        std::fs::remove_dir_all(&tree)?;
-    }
-    std::fs::create_dir_all(&tree)?;
-    let archive = folder.join("tree.tar");
-    let packed = Cmd::new("git")
-        .args(["archive".as_ref(), "--output".as_ref(), archive.as_os_str(), "HEAD".as_ref()])
-        .run(&context.root)?;
-    let unpacked = packed
-        && Cmd::new("tar")
-            .args(["--extract".as_ref(), "--file".as_ref(), archive.as_os_str()])
-            .run(&tree)?;
-    // The option is unstable; it resolves versions and compiles nothing.
-    let resolved = unpacked
-        && Cmd::cargo()
-            .args(["update", "-Z", "direct-minimal-versions"])
-            .env("RUSTC_BOOTSTRAP", "1")
-            .run(&tree)?;
-    if !resolved {
-        return Ok(outcome_of(false, "the oldest versions could not be resolved"));
-    }
-    let mut command = Cmd::cargo().args(["check", "--locked"]);
-    for name in published(&context.root)? {
-        command = command.args(["--package", &name]);
-    }
-    let success = command.env("CARGO_TARGET_DIR", folder.join("target")).run(&tree)?;
-    Ok(outcome_of(success, "a manifest allows a version with which its crate does not build"))
-}
-
-/// Compares the published crates with those of the last tag.
-fn semver(context: &Context) -> anyhow::Result<Ended> {
-    let Some(tag) = release::last_tag(&context.root)? else {
-        return Ok(Outcome::Skipped("no version has a tag".to_owned()).into());
-    };
-    let success = release::semver(&context.root, &tag)?;
-    Ok(outcome_of(success, &format!("the crates changed more since {tag} than their version says")))
-}
-
-fn debian(context: &Context) -> anyhow::Result<Ended> {
-    if !context.toolbox.is_root {
-        return Ok(Outcome::Skipped("only root can install packages".to_owned()).into());
-    }
-    let success = context.own_command(&["package", "--try"])?.run(&context.root)?;
-    Ok(outcome_of(success, "a package failed its trial"))
 }
 
 pub(super) fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
