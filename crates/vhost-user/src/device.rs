@@ -274,12 +274,7 @@ impl Device {
                 0 => self.protocol = features,
                 features => return Err(ClientFault::ProtocolFeatures { features }),
             },
-            Request::SetMtu(mtu) if self.speaks(protocol_feature::MTU) => {
-                let max = self.offer.mtu;
-                if mtu > max.into() {
-                    return Err(ClientFault::Mtu { mtu, max });
-                }
-            }
+            Request::SetMtu(mtu) if self.speaks(protocol_feature::MTU) => self.check_mtu(mtu)?,
             Request::SetBackendSocket => self.set_requests(files)?,
             // The process belongs to this client alone.
             Request::SetOwner => {}
@@ -318,6 +313,15 @@ impl Device {
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
         Ok(RequestAnswer::Done)
+    }
+
+    /// Checks that the card carries packets of the hypervisor's MTU.
+    fn check_mtu(&self, mtu: u64) -> Result<(), ClientFault> {
+        let max = self.offer.mtu;
+        if mtu > max.into() {
+            return Err(ClientFault::Mtu { mtu, max });
+        }
+        Ok(())
     }
 
     /// Takes the features that the driver uses.

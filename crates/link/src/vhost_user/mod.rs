@@ -12,7 +12,7 @@
 //!   returned after the batch.
 //! * **To the guest.** Frames are assembled in a [`FrameRing`](crate::frame_ring::FrameRing), and copied into the guest's buffers.
 //! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
-//! * One thread serves all pairs. A frame to the guest takes the pair of its flow ([`steering`]); a pair without buffers
+//! * One thread serves all pairs. A frame to the guest takes the pair of its flow (`steering`); a pair without buffers
 //!   holds up the frames behind it.
 //!
 //! One client is connected at a time, as on a [`stream`](super::stream). A client that connects again sets everything up
