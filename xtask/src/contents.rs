@@ -13,13 +13,23 @@ pub(crate) const NAMES: &[&str] = &["pasta", "passt", "pesto", "slirp4netns"];
 pub(crate) const PROFILES: &[&str] =
     &["ringfence", "ringfence-passt", "ringfence-pasta", "ringfence-serve"];
 
-/// Files of `dist` for the daemon, with their places in a system and their modes.
+/// Files of `dist` for daemons, with their places in a system and their modes.
 pub(crate) const SYSTEM_FILES: &[(&str, &str, u32)] = &[
     ("pasta-alternatives", "usr/share/ringfence/pasta-alternatives", 0o755),
     ("vif-ringfence", "etc/xen/scripts/vif-ringfence", 0o755),
     ("block-ringfence", "etc/xen/scripts/block-ringfence", 0o755),
     ("ringfence.toml", "etc/ringfence/ringfence.toml", 0o644),
     ("ringfence-serve.service", "usr/lib/systemd/system/ringfence-serve.service", 0o644),
+    (
+        "ringfence-vhost-user-net@.service",
+        "usr/lib/systemd/system/ringfence-vhost-user-net@.service",
+        0o644,
+    ),
+    (
+        "ringfence-vhost-user-blk@.service",
+        "usr/lib/systemd/system/ringfence-vhost-user-blk@.service",
+        0o644,
+    ),
 ];
 
 /// Adds the files that the program itself prints: manual pages and completions. `share` is the tree's `/usr/share`.

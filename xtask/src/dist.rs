@@ -277,6 +277,8 @@ impl Dist<'_> {
         let dist = self.root.join("dist");
         for (name, mode) in [
             ("ringfence-serve.service", 0o644),
+            ("ringfence-vhost-user-net@.service", 0o644),
+            ("ringfence-vhost-user-blk@.service", 0o644),
             ("ringfence.toml", 0o644),
             ("vif-ringfence", 0o755),
             ("block-ringfence", 0o755),
@@ -360,6 +362,7 @@ mod tests {
             "share/doc/ringfence/THIRD-PARTY.txt",
             "share/ringfence/apparmor/ringfence",
             "share/ringfence/ringfence-serve.service",
+            "share/ringfence/ringfence-vhost-user-net@.service",
         ] {
             assert!(
                 list.lines().any(|line| line.ends_with(&format!("-x86_64-linux/{path}"))),

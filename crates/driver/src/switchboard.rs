@@ -36,6 +36,7 @@ use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
 use ringfence_platform::local::PageSize;
+use ringfence_vhost_user::{MachineState, PoolRule};
 use serde::{Deserialize, Serialize};
 
 use ringfence_hostnet::address::Address;
@@ -124,6 +125,8 @@ pub struct AttachRequest {
     pub version: String,
     /// Name by which other guests find the guest.
     pub name: Option<String>,
+    /// Requested Ethernet address. If there is none, the driver domain chooses it.
+    pub mac: Option<[u8; 6]>,
     /// Requested addresses. If empty, the driver domain chooses them.
     pub addresses: Vec<Address>,
     /// Networks that the guest reaches by its uplink. The switch's own do not overlap with those of its first
@@ -286,6 +289,33 @@ pub struct FrontendConfig {
     pub disks: Vec<DiskFrontend>,
 }
 
+/// Configuration of a card process: the network card of a virtual machine. Comes with the listening socket for
+/// hypervisors, and then the descriptors of its other end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardConfig {
+    pub other_end: CardEnd,
+    /// Number of queue pairs that the card offers.
+    pub pairs: u16,
+    /// Rule for the memory of hypervisors.
+    pub pool: PoolRule,
+    /// Logs debug messages to standard error.
+    pub verbose: bool,
+}
+
+/// Other end of a virtual machine's network card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CardEnd {
+    /// Vif on a switch. With the connection to the hub.
+    Switch(FrontendConfig),
+    /// TAP. With its file.
+    Tap {
+        /// TAP offloads: work that the kernel leaves to the reader of frames.
+        offloads: u32,
+        /// Maximum length of a frame without its Ethernet header, in bytes.
+        mtu: u16,
+    },
+}
+
 /// Page sharing between a frontend and one disk's backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskFrontend {
@@ -330,6 +360,10 @@ pub enum FromFrontend {
     Failed(String),
     /// Answer to [`ToFrontend::Levels`].
     Levels(FrontendLevels),
+    /// Answer to [`ToFrontend::Traffic`]: counters that are not zero.
+    Traffic(BTreeMap<String, u64>),
+    /// State of the hypervisor of now, after each change. Only a card process reports it.
+    Machine(MachineState),
 }
 
 /// Requests of a launcher to its frontend.
@@ -337,6 +371,8 @@ pub enum FromFrontend {
 pub enum ToFrontend {
     /// Requests the levels of the memory that the guest lends.
     Levels,
+    /// Requests the counters of the guest's end.
+    Traffic,
 }
 
 /// Levels of the memory that a guest lends.

@@ -15,7 +15,7 @@
 //! interface is down; the frame is dropped. It returns `EBADFD` after the interface was removed; the port
 //! ends.
 
-// #syscall frontend,uplink,daemon read,write: frames from and to a TAP
+// #syscall frontend,card,uplink,daemon read,write: frames from and to a TAP
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

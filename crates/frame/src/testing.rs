@@ -36,6 +36,8 @@ struct Shared {
     flushed: u64,
     wants_room: bool,
     misbehave: bool,
+    /// MTU that the next `receive` sets.
+    mtu: Option<u16>,
     gone: bool,
 }
 
@@ -170,6 +172,7 @@ impl Port for MemoryPort {
         if shared.misbehave {
             return Err(Fault::misbehaved(BrokenRule));
         }
+        let changed = shared.mtu.take().map(|mtu| self.capabilities.mtu = mtu).is_some();
         let mut frames = 0;
         while frames < budget && batch.frames_left() > 0 {
             let Some((bytes, _)) = shared.to_port.front() else { break };
@@ -189,7 +192,7 @@ impl Port for MemoryPort {
             return Err(Fault::Gone);
         }
         self.outstanding += frames as u64;
-        Ok(Received { frames, work: frames })
+        Ok(Received { frames, work: frames + usize::from(changed) })
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
@@ -244,7 +247,7 @@ impl Port for MemoryPort {
     fn arm(&mut self) -> Result<bool, Fault> {
         let shared = self.link.lock();
         let room = shared.wants_room && shared.from_port.len() < self.capacity;
-        Ok(room || !shared.to_port.is_empty())
+        Ok(room || !shared.to_port.is_empty() || shared.mtu.is_some())
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -303,6 +306,12 @@ impl MemoryPeer {
 
     /// Raises the port's event, with or without work.
     pub fn announce(&self) {
+        self.link.announce();
+    }
+
+    /// Makes the next `receive` change the port's MTU, as a driver that starts does.
+    pub fn set_mtu(&self, mtu: u16) {
+        self.link.lock().mtu = Some(mtu);
         self.link.announce();
     }
 

@@ -2,12 +2,14 @@
 //! Frontend: the processes that lend a guest's memory and drive its vif and its disks.
 //!
 //! * [`process`]: frontend of a guest of `ringfence run`, with its disks, which it exports over NBD.
+//! * [`card`]: network card of a virtual machine on a switch or a TAP, for `ringfence vhost-user net`.
 //! * [`attach`]: frontend of a vif in a Xen guest, for `ringfence attach`.
 //! * [`link`]: vif and TAP, between which workers move packets.
 //! * [`pressure`]: memory pressure, by which grant windows shrink.
 //! * [`options`]: values of options on lent memory.
 
 pub mod attach;
+pub mod card;
 pub mod link;
 pub mod options;
 pub mod pressure;

@@ -1,8 +1,8 @@
-//! Link between a vif's frontend and its TAP: a patch of two ports.
+//! Link between a vif's frontend and the guest's end: a patch of two ports.
 //!
-//! A vif without room applies backpressure to the TAP. Each queue of the TAP has a worker. If the
-//! vif gets fewer queues than the TAP, workers share its queues (`switch::dataplane`). `ringfence
-//! run` and `ringfence attach` both use this link.
+//! The guest's end is a TAP, or the network card of a virtual machine. A vif without room applies backpressure to it. Each
+//! queue of a TAP has a worker. If the vif gets fewer queues than the TAP, workers share its queues
+//! (`switch::dataplane`). `ringfence run`, `ringfence attach` and `ringfence vhost-user net` use this link.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,7 +10,6 @@ use std::os::fd::AsFd;
 use ringfence_access::window::SourceLevels;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
-use ringfence_frame::tap::TapPort;
 use ringfence_net::commands::{VifCommand, VifReply};
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
@@ -23,10 +22,10 @@ use rustix::event::{PollFd, PollFlags};
 
 use ringfence_driver::workers::EndedPorts;
 
-/// Name of the TAP's port.
-const TAP: &str = "tap";
+/// Name of the port at the guest's end.
+const GUEST: &str = "guest";
 
-/// Failures that end a vif's frontend or its TAP.
+/// Failures that end a vif's frontend or the guest's end.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(transparent)]
@@ -35,8 +34,8 @@ pub enum LinkError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Frontend(#[from] FrontendError),
-    #[error("the TAP port was not added: {0}")]
-    Tap(#[from] AddPortError),
+    #[error("the port at the guest's end was not added: {0}")]
+    Guest(#[from] AddPortError),
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -47,10 +46,11 @@ pub enum LinkEvent {
     Store,
     /// The vif's port is gone, for this reason.
     VifGone(String),
-    TapGone(String),
+    /// The port at the guest's end is gone, for this reason.
+    GuestGone(String),
 }
 
-/// A connected vif frontend and TAP.
+/// A connected vif frontend and the guest's end.
 pub struct Link<P: Platform> {
     platform: P,
     vif: VifFrontend<P>,
@@ -85,17 +85,16 @@ impl PortHost for VifPort {
 }
 
 impl<P: Platform> Link<P> {
-    /// Joins vif and TAP, with a worker for each queue of the TAP. Grants nothing yet.
+    /// Joins the vif and the ports at the guest's end, one for each queue, with a worker for each. Grants nothing yet.
     pub fn start(
         platform: P,
         vif: VifFrontend<P>,
-        taps: Vec<TapPort>,
+        guest: Vec<Box<dyn Port>>,
     ) -> Result<Link<P>, LinkError> {
         let gone = EndedPorts::new()?;
         let fabric = || Fabric::Patch(Patch::new());
-        let dataplane = gone.start_workers(taps.len(), fabric, platform.counters())?;
-        let taps = taps.into_iter().map(|tap| Box::new(tap) as Box<dyn Port>);
-        dataplane.add_queues(taps.collect(), PortPolicy::default(), TAP)?;
+        let dataplane = gone.start_workers(guest.len(), fabric, platform.counters())?;
+        dataplane.add_queues(guest, PortPolicy::default(), GUEST)?;
         let mut store = platform.store()?;
         store.watch(&vif.watch_path(), "backend")?;
         let vif_port = VifPort { dataplane, port: None };
@@ -165,8 +164,8 @@ impl<P: Platform> Link<P> {
         self.gone.clear();
         while let Some(gone) = self.gone.dequeue() {
             let why = gone.reason.to_string();
-            if gone.name == TAP {
-                return Ok(Some(LinkEvent::TapGone(why)));
+            if gone.name == GUEST {
+                return Ok(Some(LinkEvent::GuestGone(why)));
             }
             // A port that was removed in the meantime needs no event.
             if self.vif_port.port.take_if(|port| *port == gone.id).is_some() {

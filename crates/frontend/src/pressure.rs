@@ -9,7 +9,7 @@
 //! further report halves the limit, down to `LIMIT_MIN`, with which frames still flow. After two
 //! intervals without a report the limit doubles, until it is the original one.
 
-// #syscall frontend ppoll: pressure on the system's memory
+// #syscall frontend,card ppoll: pressure on the system's memory
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -4,15 +4,21 @@
 //! sockets of its disks. It allocates the memory that it grants while that is still possible, and
 //! enters the sandbox. Then it joins TAP and vif by a patch of two ports (`link`). A vif without
 //! room applies backpressure to the TAP. A guest without a switch has neither TAP nor vif.
+//!
+//! A card process is such a frontend, too, with the network card of a virtual machine in place of the TAP
+//! ([`card`](crate::card)).
 
 mod disks;
 
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_access::window::Revocation;
+use ringfence_frame::PortCounters;
+use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::WindowSizes;
@@ -20,7 +26,7 @@ use ringfence_net::staging::UnknownStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};
-use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_platform::{Counters, DomId, Platform, PlatformError};
 use ringfence_sys::numbers::{bounded, u64_from, usize_from};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
@@ -38,7 +44,7 @@ use disks::Disks;
 
 /// Errors that end a frontend.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+pub(crate) enum Failure {
     /// The launcher is of another build.
     #[error(transparent)]
     Offload(#[from] UnknownOffload),
@@ -59,6 +65,23 @@ enum Failure {
     Store(#[from] ringfence_xenstore::StoreError),
     #[error(transparent)]
     System(#[from] io::Error),
+}
+
+/// Function that makes the ports of a guest's end.
+type MakePorts<'a> = Box<dyn FnOnce(&Arc<Counters>) -> Result<Vec<Box<dyn Port>>, Failure> + 'a>;
+
+/// Parts of a frontend that its kinds of processes have in different ways.
+pub(crate) struct FrontendParts<'a> {
+    pub(crate) kind: DomainKind,
+    /// Connection to the hub.
+    pub(crate) hub: OwnedFd,
+    /// Descriptors of the guest's end.
+    pub(crate) guest: Vec<RawFd>,
+    /// Makes the ports of the guest's end, once the process is isolated. System calls are counted there.
+    pub(crate) ports: MakePorts<'a>,
+    /// Sockets of the disks' exports.
+    pub(crate) disks: Vec<OwnedFd>,
+    pub(crate) is_verbose: bool,
 }
 
 /// Main function of a frontend's inner process. Returns the exit status.
@@ -92,31 +115,58 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     if taps.len() < queues {
         return Err(ChannelError::Descriptors { expected: queues, found: taps.len() }.into());
     }
-    let vif_queues = if queues > 0 { config.queues.max(1) } else { 0 };
+    let (offloads, mtu) = (TapOffloads(config.offloads), config.mtu);
+    let parts = FrontendParts {
+        kind: DomainKind::Frontend,
+        hub,
+        guest: taps.iter().map(AsRawFd::as_raw_fd).collect(),
+        ports: Box::new(move |counters| {
+            let port = |tap| {
+                let port = TapPort::new(tap, offloads, mtu, Arc::clone(counters));
+                Box::new(port) as Box<dyn Port>
+            };
+            Ok(taps.into_iter().map(port).collect())
+        }),
+        disks: sockets,
+        is_verbose: false,
+    };
+    serve(channel, &config, parts, locked)
+}
+
+/// Serves a guest until the launcher closes the channel. Calls `locked` once the sandbox is closed.
+pub(crate) fn serve(
+    channel: &Channel,
+    config: &FrontendConfig,
+    parts: FrontendParts<'_>,
+    locked: impl FnOnce() -> io::Result<()>,
+) -> Result<(), Failure> {
+    let has_vif = config.tap_queues > 0;
+    let vif_queues = if has_vif { config.queues.max(1) } else { 0 };
     let arena = arena(vif_queues, config.disks.len());
     let platform =
-        LocalPlatform::connect(hub)?.with_arena(arena).with_page_size(config.page_size());
+        LocalPlatform::connect(parts.hub)?.with_arena(arena).with_page_size(config.page_size());
     // Arenas are opened again through /proc, which the sandbox does not have.
-    let vif = if queues > 0 { Some(make_vif(&platform, &config)?) } else { None };
+    let vif = if has_vif { Some(make_vif(&platform, config)?) } else { None };
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
     let full = WindowSizes::for_queues(config.queues).pages.max(disks::WINDOW);
     let monitor = any.then(|| PressureMonitor::new(full));
-    let revocation = revocation(&config);
-    let disks = Disks::new(&platform, &config.disks, revocation, sockets)?;
+    let revocation = revocation(config);
+    let disks = Disks::new(&platform, &config.disks, revocation, parts.disks)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
-    expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
+    expected.extend(parts.guest);
     expected.extend(vif.iter().flat_map(VifFrontend::descriptors));
     expected.extend(monitor.iter().flat_map(PressureMonitor::descriptors));
     expected.extend(disks.descriptors());
-    let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
-    ringfence_hostnet::log::to_stderr(false);
+    let isolation = Isolation::enter(parts.kind, &expected)?;
+    ringfence_hostnet::log::to_stderr(parts.is_verbose);
     if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
         tracing::warn!("{why}");
     }
+    let guest = (parts.ports)(platform.counters())?;
     isolation.lock()?;
     locked()?;
-    let frontend = Frontend::start(&config, platform, vif, taps, disks)?;
+    let frontend = Frontend::start(platform, vif, guest, disks)?;
     Frontend { monitor, ..frontend }.serve(channel)
 }
 
@@ -152,6 +202,17 @@ pub fn arena(queues: u32, disks: usize) -> ArenaShape {
     ArenaShape::of(pages, pages)
 }
 
+/// Returns the sums of the counters of ports that are not zero.
+pub(crate) fn traffic(ports: &[Arc<PortCounters>]) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for (name, value) in ports.iter().flat_map(|counters| counters.named()) {
+        if value > 0 {
+            *sums.entry(name.to_owned()).or_default() += value;
+        }
+    }
+    sums
+}
+
 enum Network {
     Link(Link<LocalPlatform>),
     /// The guest has only disks.
@@ -184,6 +245,8 @@ impl Network {
 struct Frontend {
     network: Network,
     disks: Disks,
+    /// Counters of the ports at the guest's end.
+    counters: Vec<Arc<PortCounters>>,
     was_up: bool,
     /// Present if the frontend uses grant windows.
     monitor: Option<PressureMonitor>,
@@ -191,23 +254,18 @@ struct Frontend {
 
 impl Frontend {
     fn start(
-        config: &FrontendConfig,
         platform: LocalPlatform,
         vif: Option<VifFrontend<LocalPlatform>>,
-        taps: Vec<OwnedFd>,
+        guest: Vec<Box<dyn Port>>,
         mut disks: Disks,
     ) -> Result<Frontend, Failure> {
         disks.start(&platform)?;
-        let port = |tap| {
-            let counters = Arc::clone(platform.counters());
-            TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters)
-        };
-        let taps = taps.into_iter().map(port).collect();
+        let counters = guest.iter().map(|port| Arc::clone(port.counters())).collect();
         let network = match vif {
-            Some(vif) => Network::Link(Link::start(platform, vif, taps)?),
+            Some(vif) => Network::Link(Link::start(platform, vif, guest)?),
             None => Network::None(platform),
         };
-        Ok(Frontend { network, disks, was_up: false, monitor: None })
+        Ok(Frontend { network, disks, counters, was_up: false, monitor: None })
     }
 
     /// Serves until the launcher closes the channel.
@@ -244,6 +302,10 @@ impl Frontend {
     /// Answers a request of the launcher. Returns `false` if the launcher is gone.
     fn answer(&mut self, channel: &Channel) -> Result<bool, Failure> {
         match channel.try_receive() {
+            Ok(Some((ToFrontend::Traffic, _))) => {
+                channel.send(&FromFrontend::Traffic(traffic(&self.counters)), &[])?;
+                Ok(true)
+            }
             Ok(Some((ToFrontend::Levels, _))) => {
                 let windows = self.network.link_mut().and_then(Link::window_levels);
                 let lent_pages = u64_from(self.network.platform().lent_pages());
@@ -278,8 +340,9 @@ impl Frontend {
             match happened {
                 LinkEvent::Store => {}
                 LinkEvent::VifGone(why) => channel.send(&FromFrontend::Down(why), &[])?,
-                LinkEvent::TapGone(why) => {
-                    channel.send(&FromFrontend::Failed(format!("the TAP: {why}")), &[])?;
+                LinkEvent::GuestGone(why) => {
+                    let why = format!("the guest's end of the link: {why}");
+                    channel.send(&FromFrontend::Failed(why), &[])?;
                 }
             }
         }

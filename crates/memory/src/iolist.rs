@@ -165,7 +165,7 @@ impl<'a> WriteList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    // #syscall driver,frontend,disk,daemon pwrite64,pwritev: grant copies; from lent pages to a disk
+    // #syscall driver,frontend,card,disk,daemon pwrite64,pwritev: grant copies; from lent pages to a disk
     /// Writes the list at `offset` of the file with one `pwritev`, or one `pwrite` for a single range.
     ///
     /// # Errors
@@ -245,7 +245,7 @@ impl<'a> ReadList<'a> {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    // #syscall driver,frontend,disk,daemon pread64,preadv: grant copies; from a disk to lent pages
+    // #syscall driver,frontend,card,disk,daemon pread64,preadv: grant copies; from a disk to lent pages
     /// Fills the list from `offset` of the file with one `preadv`, or one `pread` for a single range.
     ///
     /// # Errors

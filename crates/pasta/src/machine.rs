@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use ringfence_sys::namespaces::take_inherited;
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::greeting::Greeting;
 use ringfence_uplink_process::link::{LinkOrder, Transport};
@@ -37,6 +37,8 @@ pub(crate) enum Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) place: Place,
+    /// Program in whose name the session speaks.
+    pub(crate) program: &'static str,
     /// Set if the session ends with the first client.
     pub(crate) one_off: bool,
     pub(crate) transport: Transport,
@@ -73,7 +75,7 @@ impl Endpoint {
     pub(crate) fn link_name(&self) -> &'static str {
         match self.transport {
             Transport::Stream => "stream",
-            Transport::VhostUser(_) => "vhost-user",
+            Transport::VhostUser { .. } => "vhost-user",
             Transport::Datagram => "datagram",
         }
     }
@@ -105,7 +107,7 @@ fn take_connected(fd: RawFd, transport: Transport) -> anyhow::Result<OwnedFd> {
     let socket = take_inherited(fd).context("it must be inherited, and no standard stream")?;
     let (wanted, name) = match transport {
         Transport::Datagram => (SocketType::DGRAM, "datagram"),
-        Transport::Stream | Transport::VhostUser(_) => (SocketType::STREAM, "stream"),
+        Transport::Stream | Transport::VhostUser { .. } => (SocketType::STREAM, "stream"),
     };
     let is_wanted = sockopt::socket_type(&socket).is_ok_and(|kind| kind == wanted);
     if !is_wanted || rustix::net::getpeername(&socket).is_err() {
@@ -140,12 +142,34 @@ pub fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     listen(path, Transport::Stream)
 }
 
+/// Creates a listening socket that keeps message boundaries, for this user alone, in place of one at which nobody listens.
+///
+/// # Errors
+///
+/// Returns the system's error, and `AddrInUse` if another process listens there.
+pub fn listen_for_messages(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let made = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let address = SocketAddrUnix::new(path)?;
+    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+        match rustix::net::connect(made()?, &address) {
+            Err(Errno::CONNREFUSED) => std::fs::remove_file(path)?,
+            Ok(()) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let socket = made()?;
+    for_user_alone(|| rustix::net::bind(&socket, &address))?;
+    rustix::net::listen(&socket, 4)?;
+    Ok((socket, SocketFile::at(path)?))
+}
+
 /// Creates a listening socket, or a datagram socket, in place of one at which nobody listens.
 fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)> {
     // Another kind of file is left alone: binding fails.
     if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
         let found = match transport {
-            Transport::Stream | Transport::VhostUser(_) => UnixStream::connect(path).map(drop),
+            Transport::Stream | Transport::VhostUser { .. } => UnixStream::connect(path).map(drop),
             Transport::Datagram => UnixDatagram::unbound()?.connect(path),
         };
         match found {
@@ -164,17 +188,14 @@ fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)
         }
     }
     let socket: OwnedFd = match transport {
-        Transport::Stream | Transport::VhostUser(_) => bind(path)?.into(),
+        Transport::Stream | Transport::VhostUser { .. } => bind(path)?.into(),
         Transport::Datagram => {
             let socket = for_user_alone(|| UnixDatagram::bind(path))?;
             socket.set_nonblocking(true)?;
             socket.into()
         }
     };
-    let found = path.symlink_metadata()?;
-    let file =
-        SocketFile { path: std::path::absolute(path)?, identity: (found.dev(), found.ino()) };
-    Ok((socket, file))
+    Ok((socket, SocketFile::at(path)?))
 }
 
 /// File of a socket, removed at the end.
@@ -185,6 +206,12 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
+    /// Takes over the file that this process has just created there.
+    fn at(path: &Path) -> io::Result<SocketFile> {
+        let found = path.symlink_metadata()?;
+        Ok(SocketFile { path: std::path::absolute(path)?, identity: (found.dev(), found.ino()) })
+    }
+
     /// Returns the path at which clients connect.
     pub fn path(&self) -> &Path {
         &self.path

@@ -14,6 +14,7 @@ use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
 use super::values::PoolArg;
 use crate::forward_spec::PastaForwardSpec;
+use crate::program::PASST;
 use ringfence_uplink_process::link::{PoolRule, Transport};
 
 /// Options of pasta, about namespaces: name in the parser, long name.
@@ -119,7 +120,8 @@ impl PasstArgs {
                 bail!("--vfkit has frames on the socket, and --vhost-user none: choose")
             }
             (true, false) => {
-                Transport::VhostUser(self.require_pool.map_or(PoolRule::Any, |PoolArg(pool)| pool))
+                let pool = self.require_pool.map_or(PoolRule::Any, |PoolArg(pool)| pool);
+                Transport::VhostUser { pool, pairs: 1 }
             }
             (false, _) if self.require_pool.is_some() => {
                 bail!("--require-pool is about memory that is shared by --vhost-user: give both")
@@ -127,7 +129,8 @@ impl PasstArgs {
             (false, true) => Transport::Datagram,
             (false, false) => Transport::Stream,
         };
-        Ok(Endpoint { place, one_off: self.one_off || self.vfkit, transport })
+        let one_off = self.one_off || self.vfkit;
+        Ok(Endpoint { place, program: PASST, one_off, transport })
     }
 }
 

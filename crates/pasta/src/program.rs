@@ -8,3 +8,6 @@ pub const PASTA: &str = "pasta";
 
 /// Name of the front for virtual machines.
 pub const PASST: &str = "passt";
+
+/// Name of the command that serves the network card of a virtual machine.
+pub const NET: &str = "vhost-user net";

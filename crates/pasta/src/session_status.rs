@@ -1,4 +1,4 @@
-//! Status of a session of `pasta`, `passt`, `vhost-user blk` or `pool-proxy`: messages about the memory that a virtual
+//! Status of a session of `pasta`, `passt`, `vhost-user` or `pool-proxy`: messages about the memory that a virtual
 //! machine shares, and `--status-socket`.
 //!
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
@@ -38,7 +38,7 @@ const ANSWER_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     pub version: String,
-    /// `pasta`, `passt`, `vhost-user blk` or `pool-proxy`.
+    /// `pasta`, `passt`, `vhost-user net`, `vhost-user blk` or `pool-proxy`.
     pub program: String,
     /// Name of the guest, as in records of egress. Empty if it has none.
     pub guest: String,
@@ -48,7 +48,7 @@ pub struct SessionStatus {
     pub link: String,
     #[serde(flatten)]
     pub machine: MachineState,
-    /// Counters of the uplink that are not zero.
+    /// Counters of the uplink, or of the card on a switch or TAP, that are not zero.
     pub traffic: BTreeMap<String, u64>,
     /// The same for each queue of the link. Empty if it has one.
     #[serde(default)]
@@ -82,9 +82,10 @@ impl fmt::Display for SessionStatus {
             }
             None => {}
         }
-        if [crate::program::PASTA, crate::program::PASST].contains(&program.as_str()) {
-            let sent = byte_count(self.sum(&["tcp_bytes_in", "udp_bytes_in"]));
-            let received = byte_count(self.sum(&["tcp_bytes_out", "udp_bytes_out"]));
+        let carries = [crate::program::PASTA, crate::program::PASST, crate::program::NET];
+        if carries.contains(&program.as_str()) {
+            let sent = byte_count(self.sum(&["tcp_bytes_in", "udp_bytes_in", "rx_bytes"]));
+            let received = byte_count(self.sum(&["tcp_bytes_out", "udp_bytes_out", "tx_bytes"]));
             writeln!(f, "{link}: {sent} sent by the guest, {received} received")?;
             for (number, queue) in self.queues.iter().enumerate() {
                 writeln!(f, "{link}: queue {number}: {}", QueueSentence(queue))?;
@@ -178,12 +179,19 @@ impl StatusServer {
     }
 
     /// Returns the time at which the clients are answered without new totals.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         self.until
     }
 
     /// Accepts clients and asks the uplink, if there is one, for its totals. Answers clients that have waited long enough.
     pub fn serve(&mut self, uplink: Option<&Channel>) {
+        let ask = |uplink: &Channel| uplink.send_now(&UplinkOrder::Totals, &[]).is_ok();
+        self.serve_by(uplink.map(|uplink| move || ask(uplink)));
+    }
+
+    /// Serves clients as [`StatusServer::serve`] does. `ask` asks a process for its totals, and returns `false` if it could
+    /// not.
+    pub fn serve_by(&mut self, ask: Option<impl FnOnce() -> bool>) {
         let now = Instant::now();
         if self.until.is_some_and(|until| until <= now) {
             self.answer();
@@ -198,14 +206,14 @@ impl StatusServer {
         if self.waiting.is_empty() || self.until.is_some() {
             return;
         }
-        match uplink.map(|uplink| uplink.send_now(&UplinkOrder::Totals, &[])) {
-            Some(Ok(())) => self.until = Some(now + TOTALS),
-            Some(Err(_)) | None => self.answer(),
+        match ask.map(|ask| ask()) {
+            Some(true) => self.until = Some(now + TOTALS),
+            Some(false) | None => self.answer(),
         }
     }
 
     /// Takes the totals of the uplink, and answers the clients that wait for them.
-    pub(crate) fn take_totals(&mut self, totals: UplinkTotals) {
+    pub fn take_totals(&mut self, totals: UplinkTotals) {
         self.totals = totals;
         self.answer();
     }

@@ -35,7 +35,7 @@ impl Target {
     pub(crate) fn program(&self) -> &'static str {
         match self {
             Target::Command(_) | Target::Existing { .. } => crate::program::PASTA,
-            Target::Machine(_) => crate::program::PASST,
+            Target::Machine(endpoint) => endpoint.program,
         }
     }
 

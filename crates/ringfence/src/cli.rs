@@ -524,7 +524,7 @@ impl RunArgs {
 }
 
 /// Parses the name of a switch that guests may share.
-fn parse_shared_switch(text: &str) -> Result<String, String> {
+pub(crate) fn parse_shared_switch(text: &str) -> Result<String, String> {
     let name = parse_switch_name(text).map_err(|error| error.to_string())?;
     let number = name.strip_prefix(PRIVATE_PREFIX);
     if number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) {

@@ -105,6 +105,7 @@ pub fn internal_main(role: Internal) -> u8 {
         Internal::Uplink => ringfence_uplink_process::process::main(),
         Internal::Disk => ringfence_driver::machine::main(),
         Internal::Proxy => ringfence_driver::pool_proxy::main(),
+        Internal::Card => ringfence_frontend::card::main(),
         Internal::PastaSession { words } => ringfence_pasta::session_main(&words),
         Internal::PasstSession { words } => ringfence_pasta::passt::session_main(&words),
         Internal::PastaNamespace { words } => ringfence_pasta::namespace::main(&words),

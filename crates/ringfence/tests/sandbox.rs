@@ -86,6 +86,7 @@ fn kind_named(name: &str) -> DomainKind {
         "uplink" => DomainKind::Uplink,
         "disk" => DomainKind::Disk,
         "proxy" => DomainKind::Proxy,
+        "card" => DomainKind::Card,
         other => panic!("{other}"),
     }
 }
@@ -156,6 +157,9 @@ fn inner_pid(domain: &DomainProcess) -> i32 {
 /// Work that the disk of a virtual machine does not do.
 const NOT_FOR_DISKS: [&str; 2] = ["lent: an arena's file system", "O_NONBLOCK"];
 
+/// Work that the network card of a virtual machine does not do.
+const NOT_FOR_CARDS: [&str; 1] = ["O_NONBLOCK"];
+
 /// Work that the proxy before a foreign backend does not do: it maps no memory of a machine, and writes none.
 const NOT_FOR_PROXIES: [&str; 6] = [
     "epoll",
@@ -184,6 +188,7 @@ fn check(kind: DomainKind, report: &Report) {
             || what.starts_with("lent: ") && kind == DomainKind::Uplink
             || what.starts_with("uplink: ") && kind != DomainKind::Uplink
             || NOT_FOR_DISKS.contains(&what.as_str()) && kind == DomainKind::Disk
+            || NOT_FOR_CARDS.contains(&what.as_str()) && kind == DomainKind::Card
             || NOT_FOR_PROXIES.contains(&what.as_str()) && kind == DomainKind::Proxy;
         assert_eq!(errno.is_some(), not_for_it, "{kind:?}: {what}: {errno:?}");
     }

@@ -18,16 +18,18 @@ use clap::Parser;
 use ringfence::cli::Cli;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::vhost_user::testing::{FrontDisk, shape};
+use ringfence_memory::DeviceAccess;
 use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::isolation::syscalls::{Confined, enforce, trap_denied_calls};
 use ringfence_testkit::denied;
-use ringfence_vhost_user::testing::{Frontend, memfd};
+use ringfence_vhost_user::testing::{FrontShape, Frontend, memfd};
+use ringfence_wire::virtio::feature;
 use rustix::pipe::PipeFlags;
 
 use support::disks::{URI, image_file, listens};
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, OUTSIDE_V4, OUTSIDE_V6, World};
-use support::{Finished, Lab, sha256, write_noise};
+use support::{Finished, Lab, eventually, sha256, write_noise};
 
 /// Time limit for a complete guest.
 const LONG: Duration = Duration::from_secs(90);
@@ -67,6 +69,10 @@ fn main() -> ExitCode {
             (
                 "disk_of_machine_is_served_without_denied_call",
                 disk_of_machine_is_served_without_denied_call,
+            ),
+            (
+                "card_of_machine_is_served_without_denied_call",
+                card_of_machine_is_served_without_denied_call,
             ),
             (
                 "disk_behind_a_proxy_is_served_without_denied_call",
@@ -147,6 +153,37 @@ fn disk_of_machine_is_served_without_denied_call() {
     let disk = FrontDisk::new(front).unwrap();
     Workload::new(1).exercise(&disk, 200);
     succeeded(running.end());
+}
+
+/// A card on a switch, and on a TAP in a network namespace of its own.
+fn card_of_machine_is_served_without_denied_call() {
+    require!(Need::Guests, Need::Root);
+    for end in [&["--switch", "lab"], &["--tap", "vm0"]] {
+        let lab = Lab::of(program());
+        let words = ["unshare", "--net", lab.program(), "vhost-user", "net", "-v", "-s", "s"];
+        let running = lab.spawn(&[&words[..], end, &["--status-socket", "status"]].concat());
+        running.wait_for_error("s leads to ");
+        for round in 0..2 {
+            let shape = FrontShape { vrings: 2, features: feature::VERSION_1, ..shape(2) };
+            let mut front = Frontend::new(FrontShape { protocol: 0, ..shape }).unwrap();
+            front.connect(&lab.file("s")).unwrap();
+            front.set_up().unwrap();
+            let (at, len) = (front.buffers_at(), 60);
+            let sent = front.range(at, len, DeviceAccess::Read);
+            let received = front.range(at + 4096, 4096, DeviceAccess::Write);
+            front.vrings[0].driver.push(&[received], 0).unwrap();
+            front.kick(0);
+            front.vrings[1].driver.push(&[sent], 0).unwrap();
+            front.kick(1);
+            let mut returned = || front.vrings[1].driver.pop().unwrap().is_some();
+            assert!(eventually(LONG, &mut returned), "round {round}");
+            // One that breaks a rule.
+            front.send(99, &[], &[]).unwrap();
+            running.wait_for_error("request 99 was not offered");
+        }
+        lab.spawn(&[lab.program(), "status", "--socket", "status"]).succeed(LONG);
+        succeeded(running.end());
+    }
 }
 
 fn disk_behind_a_proxy_is_served_without_denied_call() {

@@ -50,17 +50,20 @@ pub enum DomainKind {
     Disk,
     /// Proxy between a virtual machine and a foreign backend.
     Proxy,
+    /// Network card of a virtual machine, on a switch or a TAP.
+    Card,
 }
 
 impl DomainKind {
     /// All kinds.
-    pub const ALL: [DomainKind; 6] = [
+    pub const ALL: [DomainKind; 7] = [
         DomainKind::Driver,
         DomainKind::Frontend,
         DomainKind::Guest,
         DomainKind::Uplink,
         DomainKind::Disk,
         DomainKind::Proxy,
+        DomainKind::Card,
     ];
 
     /// Returns the role's name in messages.
@@ -72,6 +75,7 @@ impl DomainKind {
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
+            DomainKind::Card => "card",
         }
     }
 
@@ -89,6 +93,7 @@ impl DomainKind {
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
+            DomainKind::Card => "card",
         }
     }
 

@@ -37,7 +37,7 @@
 //!
 //! Control threads send commands through a [`DataplaneHandle`]. The worker executes them between rounds.
 
-// #syscall driver,frontend,daemon epoll_create1,epoll_ctl: a worker waits for its ports
+// #syscall driver,frontend,card,daemon epoll_create1,epoll_ctl: a worker waits for its ports
 
 mod backpressure;
 mod exchange;
@@ -353,6 +353,8 @@ impl DataplaneWorker {
         }
         let Some(entry) = &mut self.ports[index] else { return false };
         entry.worked();
+        // The driver of a virtual machine may have started or stopped.
+        entry.capabilities = entry.port.capabilities();
         self.deliver(index);
         // `complete` returns the sender's pages, so nothing may refer to them any more.
         self.batch.clear();

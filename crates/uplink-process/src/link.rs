@@ -16,8 +16,8 @@ use ringfence_link::frame_ring::FrameShape;
 use ringfence_link::stream::StreamLink;
 use ringfence_link::tap::TapLink;
 use ringfence_link::vhost_net::{Protection, VhostLink};
-pub use ringfence_link::vhost_user::PoolRule;
 use ringfence_link::vhost_user::{ClientReport, VhostUserLink, VhostUserOptions};
+pub use ringfence_link::vhost_user::{PAIRS_MAX, PoolRule};
 use ringfence_platform::Counters;
 use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
@@ -50,7 +50,11 @@ pub enum Transport {
     #[default]
     Stream,
     /// Virtqueues in memory that the hypervisor passes over the socket.
-    VhostUser(PoolRule),
+    VhostUser {
+        pool: PoolRule,
+        /// Number of queue pairs.
+        pairs: u16,
+    },
     /// Frames on a datagram socket, which another process connects to its client.
     Datagram,
 }
@@ -140,8 +144,8 @@ impl QueueLink {
         let (shape, system) = (FrameShape::default(), Arc::clone(system));
         let link = match transport {
             Transport::Stream => QueueLink::Stream(StreamLink::new(clients, mtu, shape, system)?),
-            Transport::VhostUser(pool) => {
-                let options = VhostUserOptions { pool, report: Some(report) };
+            Transport::VhostUser { pool, pairs } => {
+                let options = VhostUserOptions { pairs, pool, report: Some(report) };
                 let link = VhostUserLink::new(clients, mtu, shape, system, options)?;
                 QueueLink::VhostUser(Box::new(link))
             }

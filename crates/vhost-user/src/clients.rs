@@ -3,9 +3,9 @@
 //! Others are accepted and closed at once. A device with a listening socket waits for the next client; another one ends
 //! with its client.
 
-// #syscall uplink,disk accept4: clients of a socket
-// #syscall uplink,disk epoll_create1,epoll_ctl: waiting for clients
-// #syscall uplink,disk epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
+// #syscall uplink,disk,card accept4: clients of a socket
+// #syscall uplink,disk,card epoll_create1,epoll_ctl: waiting for clients
+// #syscall uplink,disk,card epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -21,13 +21,13 @@ use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
     ConfigPart, InflightArea, PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState,
-    protocol_feature,
+    config_changed, protocol_feature,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::net::{SocketType, sockopt};
+use rustix::net::{SendFlags, SocketType, sockopt};
 
 use super::fault::ClientFault;
 use super::memory::{GuestMemory, map_file, only};
@@ -44,6 +44,8 @@ pub struct DeviceOffer {
     pub vrings: usize,
     /// Number of queues, or of their pairs, as the hypervisor counts them.
     pub queues: u16,
+    /// Maximum length of an IP packet in bytes, of a network card that speaks [`protocol_feature::MTU`].
+    pub mtu: u16,
 }
 
 impl DeviceOffer {
@@ -115,7 +117,7 @@ pub struct Device {
     memory: GuestMemory,
     /// Vrings, as many as the offer has.
     pub vrings: Vec<Vring>,
-    /// Socket of the hypervisor for requests, of which there are none. A hypervisor complains when it is closed.
+    /// Socket of the hypervisor for requests: a change of the configuration space. A hypervisor complains when it is closed.
     /// Closing it can block, so [`Descriptors`] disposes of it.
     requests: Descriptors,
     log: Option<PassedLog>,
@@ -127,9 +129,10 @@ pub struct Device {
     signal: EventSignal,
 }
 
-// #syscall uplink,disk getsockopt 1=SOL_SOCKET: the type of a socket for requests
-// #syscall uplink,disk eventfd2: what the files of vrings are compared with
-// #syscall uplink,disk epoll_ctl: waiting for kicks of a virtual machine
+// #syscall disk sendto: a change of the configuration space
+// #syscall uplink,disk,card getsockopt 1=SOL_SOCKET: the type of a socket for requests
+// #syscall uplink,disk,card eventfd2: what the files of vrings are compared with
+// #syscall uplink,disk,card epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
     /// Creates a device that nobody has set up, and that accepts memory by this rule. `signal` interrupts the driver; a
     /// process creates it before its sandbox closes.
@@ -196,6 +199,27 @@ impl Device {
         (&self.memory, &mut self.vrings, &self.signal)
     }
 
+    /// Replaces the configuration space, and tells the hypervisor, if it has passed a socket for requests.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault`] for a hypervisor that does not read its requests; it is to be disconnected.
+    pub fn set_config(&mut self, config: Vec<u8>) -> Result<(), ClientFault> {
+        self.config = config;
+        let socket = self.requests.each().next();
+        let Some(socket) = socket.filter(|_| self.speaks(protocol_feature::CONFIG)) else {
+            return Ok(());
+        };
+        let message = config_changed();
+        match rustix::net::send(socket, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(bytes) if bytes == message.len() => Ok(()),
+            Ok(bytes) => Err(ClientFault::Partial { bytes, len: message.len() }),
+            // A hypervisor that has closed it reads the configuration space when it needs that.
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(source) => Err(ClientFault::System { what: "telling a change", source }),
+        }
+    }
+
     /// Returns the negotiated features.
     pub fn features(&self) -> u64 {
         self.features
@@ -250,6 +274,7 @@ impl Device {
                 0 => self.protocol = features,
                 features => return Err(ClientFault::ProtocolFeatures { features }),
             },
+            Request::SetMtu(mtu) if self.speaks(protocol_feature::MTU) => self.check_mtu(mtu)?,
             Request::SetBackendSocket => self.set_requests(files)?,
             // The process belongs to this client alone.
             Request::SetOwner => {}
@@ -279,12 +304,24 @@ impl Device {
                 self.vring(index)?.is_enabled = value != 0;
                 self.run_all()?;
             }
-            Request::GetConfig(_) | Request::GetInflight(_) | Request::SetInflight(_) => {
+            Request::GetConfig(_)
+            | Request::GetInflight(_)
+            | Request::SetInflight(_)
+            | Request::SetMtu(_) => {
                 return Err(ClientFault::Protocol);
             }
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
         Ok(RequestAnswer::Done)
+    }
+
+    /// Checks that the card carries packets of the hypervisor's MTU.
+    fn check_mtu(&self, mtu: u64) -> Result<(), ClientFault> {
+        let max = self.offer.mtu;
+        if mtu > max.into() {
+            return Err(ClientFault::Mtu { mtu, max });
+        }
+        Ok(())
     }
 
     /// Takes the features that the driver uses.

@@ -50,6 +50,9 @@ pub enum ClientFault {
     /// Request of a protocol feature that was not negotiated.
     #[error("vhost-user: a request of a protocol feature that was not negotiated")]
     Protocol,
+    /// MTU that the device cannot carry.
+    #[error("vhost-user: an MTU of {mtu} for a card whose longest packet has {max} bytes")]
+    Mtu { mtu: u64, max: u16 },
     /// In-flight log that the device cannot use.
     #[error("vhost-user: an in-flight log of {len} bytes for {queues} queues of {queue_size}")]
     Log {

@@ -16,8 +16,9 @@
 //!
 //! * A device reaches the memory that the hypervisor hands over, and no other. Every address and length is checked, and
 //!   read once. A [`PoolRule`] refuses a client that hands over more than a pool.
-//! * No client blocks a device: a device writes to no descriptor of a client, and signals eventfds in a way that never
-//!   blocks ([`EventSignal`](ringfence_sys::event_signal::EventSignal)).
+//! * No client blocks a device: a device signals eventfds in a way that never blocks
+//!   ([`EventSignal`](ringfence_sys::event_signal::EventSignal)), sends to sockets without waiting, and writes to no other
+//!   descriptor of a client.
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its memory's file
 //!   under the device; that ends the process, which serves no other client.
 

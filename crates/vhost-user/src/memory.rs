@@ -102,7 +102,7 @@ fn offset_in(address: u64, start: u64, len: usize) -> Option<usize> {
 }
 
 /// Returns the size of a file in bytes. The call asks no file server.
-// #syscall uplink,disk,proxy statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
+// #syscall uplink,disk,card,proxy statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
 pub(crate) fn size_of(file: impl AsFd) -> Result<u64, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(rustix::fs::statx(file, c"", flags, StatxFlags::SIZE)?.stx_size)

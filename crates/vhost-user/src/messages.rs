@@ -2,7 +2,7 @@
 //!
 //! A client sends a message whole, and its files with the header. A message of which only a part is there is a fault.
 
-// #syscall uplink,disk sendto: answers to a hypervisor
+// #syscall uplink,disk,card sendto: answers to a hypervisor
 // #syscall disk recvfrom: payload of a message
 // #syscall disk sendmsg: the file of an in-flight log for a hypervisor
 
@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ringfence_platform::Counters;
-use ringfence_sys::descriptors::{Descriptors, MessageError, receive_of_stream};
+use ringfence_sys::descriptors::{Descriptors, MessageError, take_of_stream};
 use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -46,7 +46,7 @@ pub enum Incoming {
 pub fn receive(client: &OwnedFd, system: &Counters) -> Result<Incoming, ClientFault> {
     system.syscalls.add(2);
     let mut bytes = [0; HEADER_LEN];
-    let received = match receive_of_stream(client, &mut bytes, FILES_MAX) {
+    let received = match take_of_stream(client, &mut bytes, FILES_MAX) {
         Ok(received) if received.bytes == 0 => return Ok(Incoming::Gone),
         Ok(received) => received,
         Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Ok(Incoming::Nothing),
@@ -120,5 +120,44 @@ pub fn answer(
         Ok(sent) => Err(ClientFault::Partial { bytes: sent, len: bytes.len() }),
         Err(Errno::PIPE | Errno::CONNRESET) => Ok(false),
         Err(source) => Err(ClientFault::System { what: "answering", source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use ringfence_wire::vhost_user::{number, request};
+
+    use super::*;
+    use crate::testing::{memfd, send_with, state, words};
+
+    #[test]
+    fn files_belong_to_the_message_that_they_came_with() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (near, file) = (OwnedFd::from(near), memfd(4096).unwrap());
+        let call = words(&[0]);
+        // All are there before the first one is received.
+        for (number, payload, has_file) in [
+            (number::GET_FEATURES, &[][..], false),
+            (number::SET_VRING_NUM, &state(0, 16), false),
+            (number::SET_VRING_CALL, &call, true),
+            (number::SET_OWNER, &[], false),
+        ] {
+            let files = [file.as_fd()];
+            let files = if has_file { &files[..] } else { &[] };
+            send_with(&far, &request(number, false, payload), files).unwrap();
+        }
+        let mut found = Vec::new();
+        while let Incoming::Message(message) = receive(&near, &Counters::default()).unwrap() {
+            found.push((message.header.request, message.files.len()));
+        }
+        let wanted = [
+            (number::GET_FEATURES, 0),
+            (number::SET_VRING_NUM, 0),
+            (number::SET_VRING_CALL, 1),
+            (number::SET_OWNER, 0),
+        ];
+        assert_eq!(found, wanted);
     }
 }

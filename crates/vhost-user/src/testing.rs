@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice, Mapping, PAGE_SIZE, Protection};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
-use ringfence_sys::descriptors::receive_of_stream;
+use ringfence_sys::descriptors::take_of_stream;
 use ringfence_sys::poll::wait_readable;
 use ringfence_wire::vhost_user::{
     FILES_MAX, HEADER_LEN, MemoryRegion, POOL_MARK, PROTOCOL_FEATURES, memory_table, number,
@@ -261,8 +261,7 @@ impl Frontend {
         if !wait_readable(socket, Some(PATIENCE))? {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let received =
-            receive_of_stream(socket, &mut header, FILES_MAX).map_err(io::Error::other)?;
+        let received = take_of_stream(socket, &mut header, FILES_MAX).map_err(io::Error::other)?;
         if received.bytes < HEADER_LEN {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -36,6 +36,9 @@ const LOG_LEN: usize = 20;
 /// Length of the description of an in-flight log with that padding.
 const LOG_LEN_PADDED: usize = 24;
 
+/// Number of the backend's request that tells a change of the configuration space.
+pub const BACKEND_CONFIG_CHANGE: u32 = 2;
+
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 4;
@@ -197,6 +200,8 @@ pub enum Request {
     SetProtocolFeatures(u64),
     GetQueueCount,
     SetVringEnable(VringState),
+    /// MTU that the frontend has configured for its network card.
+    SetMtu(u64),
     /// Socket for requests of the backend. It comes with the message.
     SetBackendSocket,
     GetConfig(ConfigPart),
@@ -341,6 +346,7 @@ requests! {
     SET_PROTOCOL_FEATURES = 16: |body| Ok(Request::SetProtocolFeatures(body.word()?));
     GET_QUEUE_NUM = 17: |_| Ok(Request::GetQueueCount);
     SET_VRING_ENABLE = 18: |body| Ok(Request::SetVringEnable(body.state()?));
+    NET_SET_MTU = 20: |body| Ok(Request::SetMtu(body.word()?));
     SET_BACKEND_REQ_FD = 21: |_| Ok(Request::SetBackendSocket);
     GET_CONFIG = 24: |body| Ok(Request::GetConfig(body.config()?));
     GET_INFLIGHT_FD = 31: |body| Ok(Request::GetInflight(body.inflight()?));
@@ -491,6 +497,11 @@ pub fn reply(request: u32, payload: &[u8]) -> Reply {
     let len = bounded(payload.len(), u32::MAX);
     let head = [request, VERSION | REPLY, len].map(u32::to_ne_bytes);
     head.as_flattened().iter().chain(payload).copied().collect()
+}
+
+/// Encodes the request of a backend that its configuration space has changed (`BACKEND_CONFIG_CHANGE_MSG`).
+pub fn config_changed() -> Vec<u8> {
+    request(BACKEND_CONFIG_CHANGE, false, &[])
 }
 
 /// Encodes a request, for a proxy and for tests of a backend.

@@ -18,6 +18,8 @@ pub mod feature {
     pub const CSUM: u64 = 1 << 0;
     /// The driver takes frames with blank checksums (`VIRTIO_NET_F_GUEST_CSUM`).
     pub const GUEST_CSUM: u64 = 1 << 1;
+    /// The device tells its MTU (`VIRTIO_NET_F_MTU`).
+    pub const MTU: u64 = 1 << 3;
     /// The driver takes super-packets of TCP over IPv4 (`VIRTIO_NET_F_GUEST_TSO4`).
     pub const GUEST_TSO4: u64 = 1 << 7;
     /// The driver takes super-packets of TCP over IPv6 (`VIRTIO_NET_F_GUEST_TSO6`).
@@ -32,6 +34,10 @@ pub mod feature {
     pub const HOST_ECN: u64 = 1 << 13;
     /// Receive buffers may be merged for one frame (`VIRTIO_NET_F_MRG_RXBUF`).
     pub const MRG_RXBUF: u64 = 1 << 15;
+    /// The driver announces the machine when it is told to, after a migration (`VIRTIO_NET_F_GUEST_ANNOUNCE`).
+    pub const GUEST_ANNOUNCE: u64 = 1 << 21;
+    /// The device has several pairs of queues (`VIRTIO_NET_F_MQ`).
+    pub const MULTIQUEUE: u64 = 1 << 22;
     /// The device itself adds and strips the virtio-net header (`VHOST_NET_F_VIRTIO_NET_HDR`).
     pub const VHOST_NET_HEADER: u64 = 1 << 27;
     /// A descriptor may name a table of descriptors (`VIRTIO_F_INDIRECT_DESC`).
@@ -44,12 +50,19 @@ pub mod feature {
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
     /// The device uses buffers in the order of their availability (`VIRTIO_F_IN_ORDER`).
     pub const IN_ORDER: u64 = 1 << 35;
+    /// The driver takes super-packets of UDP over IPv4 (`VIRTIO_NET_F_GUEST_USO4`).
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// The driver takes super-packets of UDP over IPv6 (`VIRTIO_NET_F_GUEST_USO6`).
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// The device takes super-packets of UDP (`VIRTIO_NET_F_HOST_USO`).
+    pub const HOST_USO: u64 = 1 << 56;
 
     /// Names the bits of this module that are set in `features`, for messages.
     pub fn names(features: u64) -> Vec<&'static str> {
         let all = [
             (CSUM, "CSUM"),
             (GUEST_CSUM, "GUEST_CSUM"),
+            (MTU, "MTU"),
             (GUEST_TSO4, "GUEST_TSO4"),
             (GUEST_TSO6, "GUEST_TSO6"),
             (GUEST_ECN, "GUEST_ECN"),
@@ -57,12 +70,17 @@ pub mod feature {
             (HOST_TSO6, "HOST_TSO6"),
             (HOST_ECN, "HOST_ECN"),
             (MRG_RXBUF, "MRG_RXBUF"),
+            (GUEST_ANNOUNCE, "GUEST_ANNOUNCE"),
+            (MULTIQUEUE, "MQ"),
             (VHOST_NET_HEADER, "VIRTIO_NET_HDR"),
             (INDIRECT, "INDIRECT_DESC"),
             (EVENT_IDX, "EVENT_IDX"),
             (VERSION_1, "VERSION_1"),
             (ACCESS_PLATFORM, "ACCESS_PLATFORM"),
             (IN_ORDER, "IN_ORDER"),
+            (GUEST_USO4, "GUEST_USO4"),
+            (GUEST_USO6, "GUEST_USO6"),
+            (HOST_USO, "HOST_USO"),
         ];
         all.into_iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| name).collect()
     }

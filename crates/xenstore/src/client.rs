@@ -11,7 +11,7 @@
 //! * Waiting events take bounded memory; [`WatchEvent`] describes the merging. Names in listings are
 //!   validated before a caller can build paths from them.
 
-// #syscall driver,frontend,daemon ppoll: waiting for the store
+// #syscall driver,frontend,card,daemon ppoll: waiting for the store
 
 mod access;
 mod error;

@@ -94,6 +94,8 @@ enum Held {
     Gone,
     /// Broken rule of the client or the driver.
     Refused(ClientFault),
+    /// Other disk on the same storage, of another size.
+    Resized(Arc<dyn Disk>),
 }
 
 /// Disk of the virtual machines that connect to a socket, one at a time. See the [module](self).
@@ -109,6 +111,10 @@ pub struct VhostUserDisk {
     /// Job that was taken and may not start yet, and its memory.
     waiting: Option<(VringJob, Vec<Segment>)>,
     held: Option<Held>,
+    /// Disk that replaces this one once no other event is held back.
+    resized: Option<Arc<dyn Disk>>,
+    /// Result of the last replacement, until it is taken.
+    was_resized: Option<io::Result<u64>>,
     /// A message or a client may be there.
     has_messages: bool,
     rounds: u32,
@@ -137,7 +143,7 @@ fn offer(geometry: &Geometry) -> DeviceOffer {
         | when(geometry.write_zeroes && !geometry.read_only, blk::WRITE_ZEROES);
     let protocol =
         protocol_feature::CONFIG | protocol_feature::MULTIQUEUE | protocol_feature::INFLIGHT;
-    DeviceOffer { features, protocol, vrings: QUEUES.into(), queues: QUEUES }
+    DeviceOffer { features, protocol, vrings: QUEUES.into(), queues: QUEUES, mtu: 0 }
 }
 
 /// Returns the configuration space of a disk.
@@ -180,6 +186,8 @@ impl VhostUserDisk {
             in_flight: InFlight::default(),
             waiting: None,
             held: None,
+            resized: None,
+            was_resized: None,
             has_messages: true,
             rounds: 0,
             done: Vec::new(),
@@ -216,6 +224,9 @@ impl VhostUserDisk {
         if self.has_messages || self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
             worked |= self.attend()?;
         }
+        if self.held.is_none() {
+            self.held = self.resized.take().map(Held::Resized);
+        }
         worked |= self.take_chains();
         worked |= self.complete();
         if self.may_release() {
@@ -226,8 +237,22 @@ impl VhostUserDisk {
         Ok(worked)
     }
 
+    /// Replaces the disk by one on the same storage, of another size, and tells the hypervisor. Requests in progress end
+    /// first. [`VhostUserDisk::take_resized`] returns the result.
+    pub fn resize(&mut self, disk: Arc<dyn Disk>) {
+        self.resized = Some(disk);
+    }
+
+    /// Returns the size in bytes that the last replacement has led to, or its failure, once.
+    pub fn take_resized(&mut self) -> Option<io::Result<u64>> {
+        self.was_resized.take()
+    }
+
     /// Requests an event for new work. Returns `true` if there is work already.
     pub fn arm(&mut self) -> bool {
+        if self.resized.is_some() && self.held.is_none() {
+            return true;
+        }
         if self.held.is_some() {
             // The storage ends what is in progress, or has.
             return self.may_release();
@@ -273,7 +298,7 @@ impl VhostUserDisk {
         match &self.held {
             None => false,
             // A vring that stops has served the chains of an earlier backend.
-            Some(Held::Message(_)) => self.is_idle() && !self.has_left_over(),
+            Some(Held::Message(_) | Held::Resized(_)) => self.is_idle() && !self.has_left_over(),
             Some(Held::Gone | Held::Refused(_)) => self.is_idle(),
         }
     }
@@ -327,6 +352,13 @@ impl VhostUserDisk {
             },
             Some(Held::Gone) => None,
             Some(Held::Refused(fault)) => Some(fault),
+            Some(Held::Resized(disk)) => match self.replace(&*disk) {
+                Ok(()) => {
+                    self.has_messages = true;
+                    return Ok(());
+                }
+                Err(fault) => Some(fault),
+            },
         };
         self.device.reset(self.clients.epoll());
         self.jobs.forget_heads();
@@ -338,6 +370,21 @@ impl VhostUserDisk {
                 self.clients.refuse(fault)
             }
         }
+    }
+
+    /// Takes another disk on the same storage into use. Nothing is in progress. Without a queue to it this disk stays.
+    fn replace(&mut self, disk: &dyn Disk) -> Result<(), ClientFault> {
+        let geometry = disk.geometry();
+        match disk.queue(DEPTH) {
+            Ok(queue) => self.queue = queue,
+            Err(error) => {
+                self.was_resized = Some(Err(error));
+                return Ok(());
+            }
+        }
+        self.geometry = geometry;
+        self.was_resized = Some(Ok(geometry.bytes));
+        self.device.set_config(config(&geometry).to_bytes().to_vec())
     }
 
     /// Carries a message out. Returns `false` if the client has gone.
@@ -358,7 +405,7 @@ impl VhostUserDisk {
                 }
                 let is_quiet = match &self.held {
                     None => false,
-                    Some(Held::Message(_)) => {
+                    Some(Held::Message(_) | Held::Resized(_)) => {
                         let queue = self.device.vrings[number].queue.as_ref();
                         !queue.is_some_and(|queue| queue.has_left_over())
                     }

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,6 +31,8 @@ struct Served {
     thread: JoinHandle<(VhostUserDisk, Result<(), Fault>)>,
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicUsize>,
+    /// Disk that is to replace the one that is served.
+    resized: Arc<Mutex<Option<Arc<dyn Disk>>>>,
 }
 
 impl Served {
@@ -71,8 +74,11 @@ fn serve(storage: &dyn Disk) -> (Served, UnixStream) {
     let stopped = Arc::clone(&stop);
     let rounds = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&rounds);
+    let resized = Arc::<Mutex<Option<Arc<dyn Disk>>>>::default();
+    let next = Arc::clone(&resized);
     let thread = std::thread::spawn(move || {
         let served = loop {
+            next.lock().unwrap().take().into_iter().for_each(|next| disk.resize(next));
             let round = disk.round();
             counted.fetch_add(1, Ordering::SeqCst);
             match round {
@@ -96,7 +102,7 @@ fn serve(storage: &dyn Disk) -> (Served, UnixStream) {
         };
         (disk, served)
     });
-    (Served { thread, stop, rounds }, socket)
+    (Served { thread, stop, rounds, resized }, socket)
 }
 
 fn front(vrings: u16, socket: UnixStream) -> Frontend {
@@ -501,6 +507,66 @@ fn vring_stops_once_its_requests_are_answered() {
     assert_eq!(stopped, state(0, 1));
     assert_eq!(answer(&mut front), (0, 0, 1));
     served.stop().1.unwrap();
+}
+
+/// Frontend that has passed a socket for requests of the device. Returns the hypervisor's end of that.
+fn front_with_requests(socket: UnixStream) -> (Frontend, UnixStream) {
+    let protocol = super::testing::PROTOCOL | protocol_feature::BACKEND_REQ;
+    let mut front = Frontend::new(FrontShape { protocol, ..shape(1) }).unwrap();
+    front.attach(socket).unwrap();
+    front.set_up().unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    front.order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
+    near.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    (front, near)
+}
+
+#[test]
+fn disk_that_grows_tells_its_hypervisor_once_requests_in_progress_have_ended() {
+    let storage = HeldDisk::new();
+    let (served, socket) = serve(&storage);
+    let (mut front, mut requests) = front_with_requests(socket);
+    let (before, after) = (storage.geometry(), 8 * MIB);
+    push(&mut front, 0, header(RequestKind::Write, 0), 512);
+    storage.wait_for(1);
+    let grown = Arc::new(MemoryDisk::new(after, 512).unwrap());
+    *served.resized.lock().unwrap() = Some(Arc::clone(&grown) as Arc<dyn Disk>);
+    served.wait_for_round();
+    // A question is answered at once; a request waits.
+    assert_eq!(read_config(&front).unwrap(), config(&before).to_bytes());
+    push(&mut front, 1, header(RequestKind::Write, 8192), 512);
+    served.wait_for_round();
+    assert_eq!(storage.seen().len(), 1);
+    storage.set_open(true);
+    assert_eq!(answer(&mut front), (0, 0, 1));
+    let mut told = [0; 12];
+    requests.read_exact(&mut told).unwrap();
+    assert_eq!(told, [2_u32, 1, 0].map(u32::to_ne_bytes).concat()[..]);
+    assert_eq!(read_config(&front).unwrap(), config(&grown.geometry()).to_bytes());
+    // The sector lies beyond the first disk.
+    assert_eq!(answer(&mut front), (1, 0, 1));
+    let (mut disk, ended) = served.stop();
+    ended.unwrap();
+    assert_eq!(disk.take_resized().unwrap().unwrap(), after);
+}
+
+#[test]
+fn hypervisor_that_does_not_read_requests_is_refused_when_the_disk_grows() {
+    let storage = MemoryDisk::new(4 * MIB, 512).unwrap();
+    let (served, socket) = serve(&storage);
+    let (mut front, requests) = front_with_requests(socket);
+    push(&mut front, 0, header(RequestKind::Read, 0), 512);
+    assert_eq!(answer(&mut front).1, 0);
+    // Another end of the hypervisor's own, whose queue is full.
+    let (near, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    while (&far).write(&[0; 4096]).is_ok() {}
+    front.order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
+    *served.resized.lock().unwrap() = Some(Arc::new(MemoryDisk::new(8 * MIB, 512).unwrap()));
+    let (refused, fault) = served.refused();
+    assert_eq!(refused, 1);
+    assert!(fault.contains("telling a change"), "{fault}");
+    drop((near, requests));
 }
 
 #[test]

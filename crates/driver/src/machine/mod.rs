@@ -48,6 +48,8 @@ pub enum ToDisk {
     },
     /// Answers [`FromDisk::LogFile`]; with the file.
     LogFile,
+    /// Accepts the size that the session measured of the storage.
+    Resize { bytes: u64 },
 }
 
 /// Reports of a disk process.
@@ -59,6 +61,11 @@ pub enum FromDisk {
     Dial,
     /// Requests a file for an in-flight log, in place of one that was used.
     LogFile,
+    /// Answers [`ToDisk::Resize`].
+    Resized {
+        /// Reason for which the disk is as it was.
+        problem: Option<String>,
+    },
     /// State of the client, after each change.
     Machine(MachineState),
     /// The process cannot continue, for this reason.

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ringfence_block::storage::Disk;
 use ringfence_block::vhost_user::{DiskOptions, VhostUserDisk};
 use ringfence_frame::Fault;
 use ringfence_hostnet::log;
@@ -81,7 +82,8 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     log::to_stderr(config.verbose);
     // The closed sandbox denies the file that this needs.
     let signal = EventSignal::new().map_err(io::Error::from)?;
-    let rings = Arc::new(rings(usize::from(matches!(config.medium, Medium::File { .. }))));
+    // One more for the disk that takes over after a change of the size.
+    let rings = Arc::new(rings(2 * usize::from(matches!(config.medium, Medium::File { .. }))));
     isolation.lock()?;
     locked()?;
     let mut server = DiskServer::new(config, fds, signal, &rings, channel)?;
@@ -92,6 +94,8 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
 /// Disk, and the session's channel.
 struct DiskServer<'a> {
     disk: VhostUserDisk,
+    /// Storage of the disk, as it is or is about to be served.
+    storage: Arc<dyn Disk>,
     channel: &'a Channel,
     dialer: Option<Arc<Dialer>>,
     /// Raised when a connection is wanted.
@@ -124,7 +128,7 @@ impl DiskServer<'_> {
         let clients = Clients::Listener { socket: listener, one_off: false };
         let mut disk = VhostUserDisk::new(clients, &*storage, options)?;
         logs.into_iter().for_each(|log| disk.add_log_file(log));
-        Ok(DiskServer { disk, channel, dialer, wanted, requested: 0 })
+        Ok(DiskServer { disk, storage, channel, dialer, wanted, requested: 0 })
     }
 
     /// Serves until the session ends.
@@ -141,6 +145,7 @@ impl DiskServer<'_> {
                 }
                 last_work = now;
                 self.request_log_files();
+                self.report_resize()?;
                 continue;
             }
             if now.duration_since(last_work) < spin.limit() {
@@ -181,6 +186,10 @@ impl DiskServer<'_> {
                 self.disk.add_log_file(file);
                 Ok(true)
             }
+            Ok(Some((ToDisk::Resize { bytes }, _))) => {
+                self.resize(bytes)?;
+                Ok(true)
+            }
             Ok(Some((ToDisk::Dialled { problem }, fds))) => {
                 if let Some(dialer) = &self.dialer {
                     dialer.deliver(match (expect_fds(fds), problem) {
@@ -193,6 +202,25 @@ impl DiskServer<'_> {
             Err(ChannelError::Closed) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Begins to take the size that the storage has.
+    fn resize(&mut self, bytes: u64) -> Result<(), DiskError> {
+        match media::resized(bytes)(&self.storage) {
+            Ok(disk) => {
+                self.storage = Arc::clone(&disk);
+                self.disk.resize(disk);
+                Ok(())
+            }
+            Err(why) => Ok(self.channel.send(&FromDisk::Resized { problem: Some(why) }, &[])?),
+        }
+    }
+
+    /// Reports the end of a change of the size.
+    fn report_resize(&mut self) -> Result<(), DiskError> {
+        let Some(outcome) = self.disk.take_resized() else { return Ok(()) };
+        let problem = outcome.err().map(|error| error.to_string());
+        Ok(self.channel.send(&FromDisk::Resized { problem }, &[])?)
     }
 
     /// Requests files for in-flight logs in place of those that clients got.

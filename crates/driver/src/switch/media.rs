@@ -97,7 +97,7 @@ pub(crate) fn open_storage(
 }
 
 /// Returns the maker of a disk on the same storage with another size.
-pub(super) fn resized(bytes: u64) -> MakeDisk {
+pub(crate) fn resized(bytes: u64) -> MakeDisk {
     Box::new(move |old: &Arc<dyn Disk>| {
         let live = old.live().ok_or("only disks in files and on block devices are resized")?;
         live.resized(bytes).map_err(|error| text(&error))

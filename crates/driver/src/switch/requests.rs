@@ -195,7 +195,8 @@ impl<P: Platform> Control<P, SwitchDomain> {
             .ok_or_else(|| format!("`{}` are no offloads of this build", request.offloads))?;
         let plan = &mut self.backends.domain.plan;
         plan.avoid(&request.avoid);
-        let assigned = plan.assign(domain.0, &request.addresses).map_err(|e| text(&e))?;
+        let assigned =
+            plan.assign(domain.0, request.mac, &request.addresses).map_err(|e| text(&e))?;
         let leg = match request.host_leg.then(|| plan.assign_host_leg()).transpose() {
             Ok(leg) => leg,
             Err(error) => {

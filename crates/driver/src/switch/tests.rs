@@ -51,6 +51,7 @@ impl World {
         let request = AttachRequest {
             version: VERSION.to_owned(),
             name: None,
+            mac: None,
             addresses: Vec::new(),
             avoid: Vec::new(),
             mtu: 1500,

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::WindowSizes;
@@ -193,7 +194,10 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     }
     let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
     claim::reset(&mut store, &claimed.device, &claimed.backend)?;
-    let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
+    let port = |tap: Tap| {
+        let port = TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
+        Box::new(port) as Box<dyn Port>
+    };
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
@@ -271,7 +275,7 @@ fn serve<P: Platform>(
                         tracing::warn!(name, %why, unlogged, "the connection ended");
                     }
                 }
-                LinkEvent::TapGone(why) => {
+                LinkEvent::GuestGone(why) => {
                     return Err(AttachError::InterfaceGone { name: name.to_owned(), why });
                 }
             }

@@ -174,8 +174,9 @@ pub fn vhost_user(data: &[u8]) {
         return;
     }
     let (shape, clients) = (FrameShape { frames: 8, long: 2 }, Clients::Connected(own.into()));
-    let made =
-        VhostUserLink::new(clients, 1500, shape, Arc::default(), VhostUserOptions::default());
+    let pairs = if first & 2 == 0 { 1 } else { 2 };
+    let options = VhostUserOptions { pairs, ..VhostUserOptions::default() };
+    let made = VhostUserLink::new(clients, 1500, shape, Arc::default(), options);
     let (Ok(mut link), Some(machine)) = (made, Machine::new(socket)) else { return };
     if first & 1 != 0 {
         let left_out = u64::from(first >> 1) << 27 | u64::from(first >> 4);

@@ -1,10 +1,10 @@
 //! vhost-user link: the network interface of a virtual machine, in the memory that its hypervisor shares.
 //!
-//! QEMU and libvirt connect to a Unix socket and pass the machine's memory and two vrings. The link is their device:
+//! QEMU and libvirt connect to a Unix socket and pass the machine's memory and pairs of vrings. The link is their device:
 //!
 //! ```text
-//! guest's driver -> vring 1 -> Batch (payload in place) -> engine
-//! guest's driver <- vring 0 <- copy <- FrameRing        <- engine
+//! guest's driver -> vrings 1, 3, .. -> Batch (payload in place) -> engine or worker
+//! guest's driver <- vrings 0, 2, .. <- copy <- FrameRing        <- engine or worker
 //! hypervisor    <-> requests and answers on the socket (`device`)
 //! ```
 //!
@@ -12,6 +12,8 @@
 //!   returned after the batch.
 //! * **To the guest.** Frames are assembled in a [`FrameRing`](crate::frame_ring::FrameRing), and copied into the guest's buffers.
 //! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
+//! * One thread serves all pairs. A frame to the guest takes the pair of its flow (`steering`); a pair without buffers
+//!   holds up the frames behind it.
 //!
 //! One client is connected at a time, as on a [`stream`](super::stream). A client that connects again sets everything up
 //! again; flows survive.
@@ -28,6 +30,7 @@
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod steering;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -39,27 +42,39 @@ use std::sync::Arc;
 use ringfence_frame::{
     Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
 };
+use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
+use ringfence_ring::split::backend::BackendQueue;
 use ringfence_sys::event_signal::EventSignal;
+use ringfence_sys::numbers::bounded;
 use ringfence_vhost_user::ClientReporter;
-use ringfence_vhost_user::device::{Device, DeviceOffer};
+use ringfence_vhost_user::device::{Device, DeviceOffer, Vring};
 use ringfence_vhost_user::messages::{self, Incoming};
 pub use ringfence_vhost_user::{
     ClientFault, ClientReport, HandedOver, MachineMemory, MachineState, PoolFault, PoolRule,
     Reporter,
 };
-use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, Request};
+use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, Request, protocol_feature};
 use ringfence_wire::virtio::feature;
 
 use super::clients::{ClientSlot, Clients};
 use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room};
+use steering::Steering;
 use transfer::{Receiver, Sender, TakenChain, Written, header_len};
 
-/// Vring with buffers for frames to the guest.
-const TO_GUEST: usize = 0;
-/// Vring with frames from the guest.
-const FROM_GUEST: usize = 1;
+/// Maximum number of queue pairs.
+pub const PAIRS_MAX: u16 = 16;
+
+/// Returns the vring with buffers for frames to the guest.
+const fn to_guest(pair: usize) -> usize {
+    2 * pair
+}
+
+/// Returns the vring with frames from the guest.
+const fn from_guest(pair: usize) -> usize {
+    2 * pair + 1
+}
 
 /// Features that a driver may use.
 const FEATURES: u64 = feature::CSUM
@@ -70,13 +85,24 @@ const FEATURES: u64 = feature::CSUM
     | feature::HOST_TSO4
     | feature::HOST_TSO6
     | feature::HOST_ECN
+    | feature::HOST_USO
+    | feature::GUEST_USO4
+    | feature::GUEST_USO6
+    | feature::MTU
+    | feature::GUEST_ANNOUNCE
     | feature::MRG_RXBUF
     | feature::INDIRECT
     | feature::EVENT_IDX
     | feature::VERSION_1
     | PROTOCOL_FEATURES;
-/// Network card with one pair of queues.
-const CARD: DeviceOffer = DeviceOffer { features: FEATURES, protocol: 0, vrings: 2, queues: 1 };
+/// Returns the offer of a network card with so many pairs of queues.
+fn card(pairs: u16, mtu: u16) -> DeviceOffer {
+    let (features, protocol) = match pairs {
+        1 => (FEATURES, protocol_feature::MTU),
+        _ => (FEATURES | feature::MULTIQUEUE, protocol_feature::MTU | protocol_feature::MULTIQUEUE),
+    };
+    DeviceOffer { features, protocol, vrings: 2 * usize::from(pairs), queues: pairs, mtu }
+}
 
 /// Maximum of messages in one round.
 const MESSAGES_PER_ROUND: usize = 32;
@@ -87,12 +113,19 @@ const ROUNDS_PER_LOOK: u32 = 64;
 pub type VhostUserLink = RingLink<VhostUserTransport>;
 
 /// Settings of a link beyond the shape of its frames.
-#[derive(Default)]
 pub struct VhostUserOptions {
+    /// Number of queue pairs, from 1 to [`PAIRS_MAX`].
+    pub pairs: u16,
     /// Rule for the memory of clients.
     pub pool: PoolRule,
     /// Function that receives each change of the clients' state. It must not block.
     pub report: Option<Reporter>,
+}
+
+impl Default for VhostUserOptions {
+    fn default() -> VhostUserOptions {
+        VhostUserOptions { pairs: 1, pool: PoolRule::default(), report: None }
+    }
 }
 
 /// Vrings of a virtual machine.
@@ -100,10 +133,14 @@ pub struct VhostUserTransport {
     clients: ClientSlot,
     device: Device,
     reporter: ClientReporter,
-    receiver: Receiver,
+    /// One for each queue pair.
+    receivers: Vec<Receiver>,
+    /// Queue pair that is polled first in the next round.
+    first: usize,
     sender: Sender,
-    /// Chains with buffers that were there and too few. The sender waits for more.
-    too_few: Option<u16>,
+    steering: Steering,
+    /// Queue pair, and its chains with buffers that were there and too few. The sender waits for more.
+    too_few: Option<(usize, u16)>,
     /// A message or a client may be there.
     has_messages: bool,
     rounds: u32,
@@ -131,12 +168,15 @@ impl VhostUserLink {
         system: Arc<Counters>,
         options: VhostUserOptions,
     ) -> io::Result<VhostUserLink> {
+        let pairs = options.pairs.clamp(1, PAIRS_MAX);
         let transport = VhostUserTransport {
             clients: ClientSlot::new(clients)?,
-            device: Device::new(CARD, Vec::new(), options.pool, EventSignal::new()?)?,
+            device: Device::new(card(pairs, mtu), Vec::new(), options.pool, EventSignal::new()?)?,
             reporter: ClientReporter::new(options.report),
-            receiver: Receiver::default(),
+            receivers: (0..pairs).map(|_| Receiver::default()).collect(),
+            first: 0,
             sender: Sender::default(),
+            steering: Steering::new(pairs.into()),
             too_few: None,
             has_messages: true,
             rounds: 0,
@@ -161,7 +201,8 @@ impl VhostUserTransport {
     fn reset(&mut self, queue: &mut FrameQueue) {
         self.device.reset(self.clients.epoll());
         self.capabilities = capabilities(0, self.mtu);
-        self.receiver.forget();
+        self.receivers.iter_mut().for_each(Receiver::forget);
+        self.steering.forget();
         self.drop_waiting(queue);
     }
 
@@ -189,8 +230,14 @@ impl VhostUserTransport {
             match self.handle_message(queue) {
                 Ok(Some(true)) => work += 1,
                 Ok(Some(false)) => return Ok(work),
-                Ok(None) => self.disconnect(queue)?,
-                Err(fault) => self.refuse(queue, fault)?,
+                Ok(None) => {
+                    self.disconnect(queue)?;
+                    return Ok(work + 1);
+                }
+                Err(fault) => {
+                    self.refuse(queue, fault)?;
+                    return Ok(work + 1);
+                }
             }
         }
         self.has_messages = work >= MESSAGES_PER_ROUND;
@@ -218,7 +265,7 @@ impl VhostUserTransport {
         Ok(answered.then_some(true))
     }
 
-    /// Takes frames of the guest.
+    /// Takes frames of the guest, from each of its queue pairs.
     fn take_frames(
         &mut self,
         queue: &mut FrameQueue,
@@ -226,15 +273,36 @@ impl VhostUserTransport {
         budget: usize,
         received: &mut Received,
     ) -> Result<(), ClientFault> {
+        let pairs = self.receivers.len();
+        let first = self.first;
+        self.first = (first + 1) % pairs;
+        for pair in (first..pairs).chain(0..first) {
+            self.take_frames_of(pair, queue, batch, budget, received)?;
+        }
+        Ok(())
+    }
+
+    fn take_frames_of(
+        &mut self,
+        pair: usize,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+        received: &mut Received,
+    ) -> Result<(), ClientFault> {
         let header_len = header_len(&self.device);
         let (memory, vrings, _) = self.device.parts();
-        let Some(vring) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
+        let Some(vring) = &mut vrings[from_guest(pair)].queue else { return Ok(()) };
+        let receiver = &mut self.receivers[pair];
         while received.work < budget && has_room(batch, SUPER_PACKET_MAX) {
-            match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
+            match receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
                 TakenChain::Nothing => break,
                 TakenChain::Frame(len) => {
                     received.frames += 1;
                     queue.received(batch, len);
+                    let last = bounded(batch.len() - 1, u32::MAX);
+                    let header = batch.get(last).map_or(&[][..], |frame| frame.header());
+                    self.steering.record(header, len, pair);
                 }
                 TakenChain::Dropped(reason) => queue.counters.dropped(reason),
             }
@@ -249,15 +317,30 @@ impl VhostUserTransport {
         self.too_few = None;
     }
 
+    /// Sends the frames that wait for buffers, once there are more: a worker flushes only ports that it sent frames to.
+    /// Returns the number of frames.
+    fn resume(&mut self, queue: &mut FrameQueue) -> Result<usize, Fault> {
+        let Some((pair, few)) = self.too_few else { return Ok(0) };
+        let chains = self.device.vrings[to_guest(pair)].queue.as_mut();
+        // A driver that breaks a rule is found by the attempt.
+        if chains.is_some_and(|chains| chains.available().is_ok_and(|count| count <= few)) {
+            return Ok(0);
+        }
+        let waiting = queue.frames.waiting();
+        self.send_waiting(queue)?;
+        Ok(waiting.saturating_sub(queue.frames.waiting()))
+    }
+
     fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
         let (memory, vrings, _) = self.device.parts();
-        let Some(vring) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
         while let Some(frame) = queue.frames.next_waiting() {
             let bytes = queue.frames.bytes(&frame);
+            let wanted = self.steering.pair(bytes.get(MODERN_LEN..).unwrap_or_default());
+            let Some((pair, vring)) = running(vrings, wanted) else { break };
             match self.sender.write(vring, (features, memory), header_len, bytes)? {
                 Written::TooFew(chains) => {
-                    self.too_few = Some(chains);
+                    self.too_few = Some((pair, chains));
                     break;
                 }
                 Written::TooLong => queue.finish_dropped(DropReason::TooLong),
@@ -266,6 +349,14 @@ impl VhostUserTransport {
         }
         Ok(())
     }
+}
+
+/// Returns the queue for a frame to the guest: that of the wanted pair if it runs, or else the first that does.
+fn running(vrings: &mut [Vring], wanted: usize) -> Option<(usize, &mut BackendQueue)> {
+    let runs =
+        |pair: &usize| vrings.get(to_guest(*pair)).is_some_and(|vring| vring.queue.is_some());
+    let pair = Some(wanted).filter(runs).or_else(|| (0..vrings.len() / 2).find(runs))?;
+    vrings[to_guest(pair)].queue.as_mut().map(|queue| (pair, queue))
 }
 
 /// Length of the longest frame: the longest IP packet behind its link header.
@@ -279,10 +370,11 @@ fn capabilities(features: u64, mtu: u16) -> PortCapabilities {
         tcp_v4: has_checksum && has(feature::GUEST_TSO4),
         tcp_v6: has_checksum && has(feature::GUEST_TSO6),
         ecn: has(feature::GUEST_ECN),
-        udp: false,
+        udp: has_checksum && has(feature::GUEST_USO4) && has(feature::GUEST_USO6),
     };
     let checksum = if has_checksum { ChecksumOffload::Any } else { ChecksumOffload::None };
-    PortCapabilities { checksum, gso, scatter_gather: gso.tcp_v4 || gso.tcp_v6, mtu }
+    let scatter_gather = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
+    PortCapabilities { checksum, gso, scatter_gather, mtu }
 }
 
 impl RingTransport for VhostUserTransport {
@@ -297,6 +389,7 @@ impl RingTransport for VhostUserTransport {
         if self.has_messages || self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
             received.work += self.attend(queue)?;
         }
+        received.work += self.resume(queue)?;
         if let Err(fault) = self.take_frames(queue, batch, budget, &mut received) {
             batch.clear();
             received.frames = 0;
@@ -311,25 +404,29 @@ impl RingTransport for VhostUserTransport {
         if queue.frames.waiting() == 0 {
             return Ok(());
         }
-        if self.device.vrings[TO_GUEST].queue.is_none() {
+        if running(&mut self.device.vrings, 0).is_none() {
             self.drop_waiting(queue);
             return Ok(());
         }
         let sent = self.write_waiting(queue);
         let (_, vrings, signal) = self.device.parts();
-        if vrings[TO_GUEST].publish(signal) {
-            queue.system.syscalls.add(1);
+        for vring in vrings.iter_mut().step_by(2) {
+            if vring.publish(signal) {
+                queue.system.syscalls.add(1);
+            }
         }
         sent.or_else(|fault| self.refuse(queue, fault))
     }
 
     fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
         let (_, vrings, signal) = self.device.parts();
-        let vring = &mut vrings[FROM_GUEST];
-        let Some(chains) = &mut vring.queue else { return Ok(()) };
-        self.receiver.finish(chains);
-        if vring.publish(signal) {
-            queue.system.syscalls.add(1);
+        for (receiver, vring) in self.receivers.iter_mut().zip(vrings.iter_mut().skip(1).step_by(2))
+        {
+            let Some(chains) = &mut vring.queue else { continue };
+            receiver.finish(chains);
+            if vring.publish(signal) {
+                queue.system.syscalls.add(1);
+            }
         }
         Ok(())
     }
@@ -340,11 +437,14 @@ impl RingTransport for VhostUserTransport {
         }
         // A driver that breaks a rule is found by the next round.
         let mut is_ready = false;
-        if let Some(chains) = &mut self.device.vrings[FROM_GUEST].queue {
-            is_ready |= chains.arm(0).unwrap_or(true);
-        }
-        if let (Some(few), Some(chains)) = (self.too_few, &mut self.device.vrings[TO_GUEST].queue) {
-            is_ready |= chains.arm(few).unwrap_or(true);
+        let mut arm = |vring: usize, few| {
+            if let Some(chains) = &mut self.device.vrings[vring].queue {
+                is_ready |= chains.arm(few).unwrap_or(true);
+            }
+        };
+        (0..self.receivers.len()).for_each(|pair| arm(from_guest(pair), 0));
+        if let Some((pair, few)) = self.too_few {
+            arm(to_guest(pair), few);
         }
         Ok(is_ready)
     }

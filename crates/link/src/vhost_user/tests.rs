@@ -27,6 +27,12 @@ const SIZE: u16 = 16;
 const MEMORY: usize = 4 << 20;
 const BUFFERS: usize = 1 << 20;
 const BUFFER: usize = 4096;
+/// Bytes for the tables of a vring.
+const AREA: usize = BUFFERS / 8;
+
+/// Vrings of the first queue pair.
+const TO_GUEST: usize = to_guest(0);
+const FROM_GUEST: usize = from_guest(0);
 
 /// All features of a Linux driver, and none but what it needs.
 const ALL: u64 = FEATURES;
@@ -37,9 +43,9 @@ struct Machine {
     socket: UnixStream,
     file: OwnedFd,
     memory: LentSlice,
-    queues: [DriverQueue; 2],
-    kicks: [OwnedFd; 2],
-    calls: [OwnedFd; 2],
+    queues: Vec<DriverQueue>,
+    kicks: Vec<OwnedFd>,
+    calls: Vec<OwnedFd>,
     features: u64,
 }
 
@@ -73,6 +79,10 @@ fn state(index: u32, value: u32) -> Vec<u8> {
 
 impl Machine {
     fn new(socket: UnixStream, features: u64) -> Machine {
+        Machine::with_pairs(socket, features, 1)
+    }
+
+    fn with_pairs(socket: UnixStream, features: u64, pairs: usize) -> Machine {
         let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY as u64).unwrap();
         let memory = Mapping::new(&file, 0, MEMORY, Protection::ReadWrite).unwrap().lent();
@@ -82,15 +92,16 @@ impl Machine {
             event_idx: features & feature::EVENT_IDX != 0,
             in_order: false,
         };
-        let queues = [0, BUFFERS / 2].map(|at| {
-            let pages = memory.slice(at, QueuePages::bytes(layout)).unwrap();
+        let queue = |number| {
+            let pages = memory.slice(number * AREA, QueuePages::bytes(layout)).unwrap();
             let mut queue =
                 DriverQueue::new(QueuePages::new(&pages, layout).unwrap(), layout, of_queue);
             queue.arm(1).unwrap();
             queue
-        });
-        let event = || eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let (kicks, calls) = ([event(), event()], [event(), event()]);
+        };
+        let event = |_| eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let queues = (0..2 * pairs).map(queue).collect();
+        let [kicks, calls] = [(), ()].map(|()| (0..2 * pairs).map(event).collect());
         Machine { socket, file, memory, queues, kicks, calls, features }
     }
 
@@ -116,7 +127,7 @@ impl Machine {
     fn send_vring(&self, index: u32, next: u16) {
         let layout = SplitLayout::new(SIZE).unwrap();
         let place = index as usize;
-        let start = self.base() + (place * BUFFERS / 2) as u64;
+        let start = self.base() + (place * AREA) as u64;
         let at = |offset: usize| start + offset as u64;
         self.send(number::SET_VRING_NUM, &state(index, SIZE.into()), &[]);
         self.send(number::SET_VRING_BASE, &state(index, next.into()), &[]);
@@ -132,7 +143,7 @@ impl Machine {
         self.send(number::SET_OWNER, &[], &[]);
         self.send(number::SET_FEATURES, &words(&[self.features]), &[]);
         self.send_memory();
-        for index in 0..2 {
+        for index in 0..u32::try_from(self.queues.len()).unwrap() {
             self.send_vring(index, 0);
         }
         assert_eq!(receive(link), [[0; 0]; 0]);
@@ -141,15 +152,23 @@ impl Machine {
 
     /// Gives the device buffers for frames: number `first` and the following ones. Returns `true` if it wants a kick.
     fn post(&mut self, buffers: std::ops::Range<usize>) -> bool {
+        self.post_on(0, buffers)
+    }
+
+    fn post_on(&mut self, pair: usize, buffers: std::ops::Range<usize>) -> bool {
         for buffer in buffers {
             let range = self.range(BUFFERS + buffer * BUFFER, BUFFER, DeviceAccess::Write);
-            self.queues[TO_GUEST].push(&[range], u32::try_from(buffer).unwrap()).unwrap();
+            self.queues[to_guest(pair)].push(&[range], u32::try_from(buffer).unwrap()).unwrap();
         }
-        self.queues[TO_GUEST].publish()
+        self.queues[to_guest(pair)].publish()
     }
 
     /// Sends a frame in two descriptors, as Linux does.
     fn transmit(&mut self, header: [u8; MODERN_LEN], frame: &[u8]) -> bool {
+        self.transmit_on(0, header, frame)
+    }
+
+    fn transmit_on(&mut self, pair: usize, header: [u8; MODERN_LEN], frame: &[u8]) -> bool {
         let at = BUFFERS + 200 * BUFFER;
         self.memory.copy_from(at, &header).unwrap();
         self.memory.copy_from(at + 100, frame).unwrap();
@@ -157,16 +176,20 @@ impl Machine {
             self.range(at, MODERN_LEN, DeviceAccess::Read),
             self.range(at + 100, frame.len(), DeviceAccess::Read),
         ];
-        self.queues[FROM_GUEST].push(&ranges, 0).unwrap();
-        self.queues[FROM_GUEST].publish()
+        self.queues[from_guest(pair)].push(&ranges, 0).unwrap();
+        self.queues[from_guest(pair)].publish()
     }
 
     /// Takes the next frame, with its virtio-net header.
     fn take(&mut self) -> Option<Vec<u8>> {
+        self.take_from(0)
+    }
+
+    fn take_from(&mut self, pair: usize) -> Option<Vec<u8>> {
         let mut whole = Vec::new();
         let mut left = 1;
         while left > 0 {
-            let used = self.queues[TO_GUEST].pop().unwrap()?;
+            let used = self.queues[to_guest(pair)].pop().unwrap()?;
             let mut bytes = vec![0; used.len as usize];
             self.memory.copy_to(BUFFERS + used.token as usize * BUFFER, &mut bytes).unwrap();
             if whole.is_empty() {
@@ -375,13 +398,161 @@ fn requests_that_ask_are_answered() {
         let read = (&socket).read_exact(&mut answer);
         read.is_ok().then(|| u64::from_ne_bytes(answer[12..].try_into().unwrap()))
     };
-    assert_eq!(ask(number::GET_FEATURES, &[]), Some(CARD.offered()));
-    assert_eq!(CARD.offered(), FEATURES | 1 << 33);
+    assert_eq!(ask(number::GET_FEATURES, &[]), Some(card(1, MTU).offered()));
+    assert_eq!(card(1, MTU).offered(), FEATURES | 1 << 33);
     assert_eq!(ask(number::SET_OWNER, &[]), None, "not negotiated");
-    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x28));
-    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x28])), Some(0));
+    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x38));
+    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x38])), Some(0));
     assert_eq!(ask(number::SET_OWNER, &[]), Some(0));
     assert_eq!(ask(number::GET_QUEUE_NUM, &[]), Some(1));
+}
+
+#[test]
+fn mtu_beyond_that_of_the_card_is_refused() {
+    for (mtu, is_served) in [(MTU, true), (MTU + 1, false)] {
+        let (mut link, machine) = pair(ALL);
+        machine.send(number::SET_PROTOCOL_FEATURES, &words(&[protocol_feature::MTU]), &[]);
+        machine.send(number::NET_SET_MTU, &words(&[mtu.into()]), &[]);
+        assert_eq!(try_receive(&mut link).is_ok(), is_served, "{mtu}");
+    }
+}
+
+/// Link with so many queue pairs, and a machine that uses `used` of them.
+fn pairs(pairs: u16, used: usize) -> (VhostUserLink, Machine) {
+    let (own, socket) = UnixStream::pair().unwrap();
+    let options = VhostUserOptions { pairs, ..VhostUserOptions::default() };
+    let mut link = link_with(Clients::Connected(own.into()), options);
+    let machine = Machine::with_pairs(socket, ALL | feature::MULTIQUEUE, used);
+    machine.set_up(&mut link);
+    (link, machine)
+}
+
+/// Frame of UDP over IPv4 between two ports.
+fn datagram(from: u16, to: u16) -> Vec<u8> {
+    let mut frame = vec![2; 12];
+    frame.extend([8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
+    frame.extend([from.to_be_bytes(), to.to_be_bytes(), [0, 26], [0, 0]].concat());
+    frame.resize(60, 7);
+    frame
+}
+
+#[test]
+fn card_with_several_queue_pairs_offers_them() {
+    let (mut link, machine) = pairs(4, 1);
+    assert_eq!(card(4, MTU).offered(), FEATURES | feature::MULTIQUEUE | feature::ACCESS_PLATFORM);
+    for (number, expected) in
+        [(number::GET_PROTOCOL_FEATURES, 0x39), (number::GET_QUEUE_NUM, 4_u64)]
+    {
+        machine.send(number, &[], &[]);
+        receive(&mut link);
+        let mut answer = [0; 20];
+        (&machine.socket).read_exact(&mut answer).unwrap();
+        assert_eq!(answer[12..], expected.to_ne_bytes());
+    }
+    // The ninth vring belongs to a fifth pair.
+    machine.send(number::SET_VRING_NUM, &state(8, 16), &[]);
+    assert!(try_receive(&mut link).is_err());
+}
+
+#[test]
+fn frames_to_the_guest_take_the_pair_of_their_flow() {
+    let (mut link, mut machine) = pairs(4, 4);
+    for pair in 0..4 {
+        machine.post_on(pair, pair * 4..pair * 4 + 2);
+    }
+    for (pair, port) in [(3, 4000), (1, 4001), (2, 4002)] {
+        machine.transmit_on(pair, [0; MODERN_LEN], &datagram(port, 53));
+        assert_eq!(receive(&mut link), [datagram(port, 53)]);
+        assert!(machine.queues[from_guest(pair)].pop().unwrap().is_some(), "its buffer returns");
+    }
+    for (pair, port) in [(1, 4001), (2, 4002), (3, 4000)] {
+        assert_eq!(commit(&mut link, &datagram(53, port), 1), 1);
+        let arrived = machine.take_from(pair).unwrap();
+        assert_eq!(arrived[MODERN_LEN..], datagram(53, port), "{pair}");
+    }
+    // A frame without a flow.
+    commit(&mut link, &frame(60, 1), 1);
+    assert!(machine.take_from(0).is_some());
+}
+
+#[test]
+fn frames_from_all_pairs_arrive_in_one_round_and_none_is_left_out() {
+    let (mut link, mut machine) = pairs(4, 4);
+    let mut batch = Batch::with_capacity(64, 400_000);
+    let mut found = [0; 4];
+    for _ in 0..8 {
+        // The buffers of all pairs have the same bytes.
+        for pair in 0..4 {
+            machine.transmit_on(pair, [0; MODERN_LEN], &frame(60, 1));
+        }
+        let received = link.receive(&mut batch, 2).unwrap();
+        assert_eq!((received.frames, batch.len()), (2, 2));
+        batch.clear();
+        link.complete().unwrap();
+        for (pair, count) in found.iter_mut().enumerate() {
+            *count += usize::from(machine.queues[from_guest(pair)].pop().unwrap().is_some());
+        }
+    }
+    assert!(found.iter().all(|count| *count > 0), "{found:?}");
+    while !receive(&mut link).is_empty() {}
+    assert!(!link.arm().unwrap());
+    machine.transmit_on(3, [0; MODERN_LEN], &frame(60, 2));
+    assert!(link.arm().unwrap(), "the last pair is looked at, too");
+}
+
+#[test]
+fn flow_of_a_pair_that_stops_moves_to_one_that_runs() {
+    let (mut link, mut machine) = pairs(2, 2);
+    machine.post_on(0, 0..2);
+    machine.transmit_on(1, [0; MODERN_LEN], &datagram(4000, 53));
+    receive(&mut link);
+    machine.send(number::SET_VRING_ENABLE, &state(2, 0), &[]);
+    receive(&mut link);
+    commit(&mut link, &datagram(53, 4000), 1);
+    assert!(machine.take_from(0).is_some());
+    machine.send(number::SET_VRING_ENABLE, &state(0, 0), &[]);
+    receive(&mut link);
+    commit(&mut link, &datagram(53, 4000), 1);
+    assert_eq!(link.queue.counters.drops(DropReason::LinkDown), 1, "no pair runs");
+}
+
+#[test]
+fn frame_that_waits_for_buffers_is_sent_by_the_round_that_finds_some() {
+    let (mut link, mut machine) = pair(ALL);
+    assert_eq!(commit(&mut link, &frame(60, 1), 2), 2);
+    assert!(link.is_full());
+    receive(&mut link);
+    assert_eq!(link.queue.frames.waiting(), 2);
+    machine.post(0..4);
+    let mut batch = Batch::with_capacity(64, 400_000);
+    assert_eq!(link.receive(&mut batch, 64).unwrap().work, 2, "a worker does not flush it again");
+    assert_eq!(std::iter::from_fn(|| machine.take()).count(), 2);
+}
+
+#[test]
+fn super_packet_of_udp_passes_whole_in_both_directions() {
+    let (mut link, mut machine) = pair(ALL);
+    assert!(GuestLink::capabilities(&link).gso.udp);
+    let without = pair(ALL & !feature::GUEST_USO6).0;
+    assert!(!GuestLink::capabilities(&without).gso.udp, "both families belong together");
+    let mut sent = datagram(4000, 53);
+    sent.resize(14 + 20 + 8 + 3000, 7);
+    let total = u16::try_from(sent.len() - 14).unwrap();
+    sent[16..18].copy_from_slice(&total.to_be_bytes());
+    sent[38..40].copy_from_slice(&(total - 20).to_be_bytes());
+    // Blank checksum of UDP, segments of 1000 bytes.
+    let header = [1, 5, 42, 0, 0xe8, 3, 34, 0, 6, 0, 0, 0];
+    machine.transmit(header, &sent);
+    let mut batch = Batch::with_capacity(64, 400_000);
+    link.receive(&mut batch, 64).unwrap();
+    let meta = batch.get(0).unwrap().meta();
+    assert_eq!(meta.gso, Some(Gso { kind: GsoKind::Udp, ecn: false, size: 1000 }));
+    machine.post(0..2);
+    let transmitted = link.transmit(&batch, &[0]).unwrap();
+    assert_eq!(transmitted.sent, 1);
+    Port::flush(&mut link).unwrap();
+    let arrived = machine.take().unwrap();
+    assert_eq!((arrived[1], &arrived[MODERN_LEN + 14..]), (5, &sent[14..]));
 }
 
 /// Messages that end a connection, each with its files.
@@ -421,6 +592,7 @@ fn hostile_messages(machine: &Machine) -> Vec<(Vec<u8>, Vec<OwnedFd>)> {
         with(number::SET_VRING_KICK, &words(&[0]), vec![file()]),
         with(number::SET_VRING_CALL, &words(&[0]), vec![pipe]),
         with(number::SET_FEATURES, &words(&[ALL | feature::ACCESS_PLATFORM]), vec![]),
+        with(number::NET_SET_MTU, &words(&[1500]), vec![]),
         with(number::SET_BACKEND_REQ_FD, &[], vec![]),
         with(number::SET_BACKEND_REQ_FD, &[], vec![file()]),
         with(number::SET_BACKEND_REQ_FD, &[], vec![socket(), socket()]),
@@ -467,7 +639,7 @@ fn full_blocking_eventfd_of_a_client_does_not_block_the_link_and_the_next_is_ser
             rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
             event
         };
-        first.calls = [full(), full()];
+        first.calls = vec![full(), full()];
         first.set_up(&mut link);
         let before = link.queue.system.syscalls.get();
         for _ in 0..200 {
@@ -506,7 +678,7 @@ fn descriptor_outside_of_the_memory_ends_the_connection() {
         for (place, len) in places {
             let (mut link, machine) = pair(ALL & !feature::INDIRECT);
             let layout = SplitLayout::new(SIZE).unwrap();
-            let start = index * BUFFERS / 2;
+            let start = index * AREA;
             let address = place(end(&machine));
             let links = [
                 Descriptor { address: machine.base(), len: 100, flags: flags | 1, next: 1 },
@@ -591,7 +763,8 @@ fn hand_over(
     let (tell, reports) = std::sync::mpsc::channel();
     let report: Box<dyn Fn(ClientReport) + Send> = Box::new(move |state| tell.send(state).unwrap());
     let clients = Clients::Listener { socket: listener.into(), one_off: false };
-    let mut link = link_with(clients, VhostUserOptions { pool: rule, report: Some(report) });
+    let mut link =
+        link_with(clients, VhostUserOptions { pairs: 1, pool: rule, report: Some(report) });
     let socket = UnixStream::connect(&path).unwrap();
     let table: Vec<u64> = regions.iter().flatten().copied().collect();
     let table = [words(&[regions.len() as u64]), words(&table)].concat();
@@ -660,7 +833,7 @@ fn memory_of_a_client_that_has_gone_is_no_longer_reported() {
 fn indirect_table_and_ring_addresses_outside_of_the_pool_end_the_connection() {
     // An indirect table beside the pool.
     let layout = SplitLayout::new(SIZE).unwrap();
-    let start = BUFFERS / 2;
+    let start = AREA;
     let places: [fn(u64) -> u64; 3] =
         [|base| base + MEMORY as u64 - 16, |base| base - 16, |_| 4096];
     for place in places {
@@ -736,7 +909,7 @@ proptest! {
     ) {
         let (mut link, machine) = pair(features);
         let layout = SplitLayout::new(SIZE).unwrap();
-        for start in [0, BUFFERS / 2] {
+        for start in [0, AREA] {
             machine.memory.copy_from(start, &bytes).unwrap();
             // Some addresses lie in the memory.
             for descriptor in (0..usize::from(SIZE)).step_by(2) {

@@ -58,7 +58,7 @@ fn option_of_pasta_is_refused_by_name() {
 #[test]
 fn socket_is_named_probed_or_inherited() {
     let transport = Transport::Stream;
-    let at = |place, one_off| Endpoint { place, one_off, transport };
+    let at = |place, one_off| Endpoint { place, program: PASST, one_off, transport };
     assert_eq!(endpoint(""), at(Place::Probed, false));
     assert_eq!(endpoint("-1 -s a"), at(Place::Path("a".into()), true));
     assert_eq!(endpoint("--socket a --socket b --one-off"), at(Place::Path("b".into()), true));
@@ -78,7 +78,7 @@ fn arguments_of_libvirt_are_accepted() {
     assert_eq!(endpoint(line).transport, Transport::Stream);
     assert_eq!(
         endpoint(&format!("--vhost-user {line}")).transport,
-        Transport::VhostUser(PoolRule::Any)
+        Transport::VhostUser { pool: PoolRule::Any, pairs: 1 }
     );
     let vfkit = endpoint("--vfkit -s a");
     assert_eq!((vfkit.transport, vfkit.one_off), (Transport::Datagram, true));
@@ -88,9 +88,9 @@ fn arguments_of_libvirt_are_accepted() {
 #[test]
 fn pool_is_required_of_shared_memory_only() {
     let transport = |line: &str| endpoint(line).transport;
-    let at_most = Transport::VhostUser(PoolRule::AtMost(64 << 20));
+    let at_most = Transport::VhostUser { pool: PoolRule::AtMost(64 << 20), pairs: 1 };
     assert_eq!(transport("--vhost-user --require-pool auto --require-pool 64M"), at_most);
-    let marked = Transport::VhostUser(PoolRule::Marked);
+    let marked = Transport::VhostUser { pool: PoolRule::Marked, pairs: 1 };
     assert_eq!(transport("--vhost-user --require-pool auto"), marked);
     for line in ["--require-pool 64M", "--vfkit --require-pool auto"] {
         assert!(read(line).err().unwrap().to_string().contains("--vhost-user"), "{line}");

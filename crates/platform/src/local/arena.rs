@@ -232,10 +232,10 @@ fn verify_files<'a>(
     Ok(())
 }
 
-// #syscall driver,frontend,daemon fcntl 1=F_GET_SEALS: an arena's exact seals
-// #syscall driver,frontend,daemon fcntl 1=F_GETFL: whether an arena is open for writing
-// #syscall driver,frontend,daemon fstat: an arena's exact size
-// #syscall driver,frontend,daemon fstatfs: that an arena is on tmpfs
+// #syscall driver,frontend,card,daemon fcntl 1=F_GET_SEALS: an arena's exact seals
+// #syscall driver,frontend,card,daemon fcntl 1=F_GETFL: whether an arena is open for writing
+// #syscall driver,frontend,card,daemon fstat: an arena's exact size
+// #syscall driver,frontend,card,daemon fstatfs: that an arena is on tmpfs
 //
 // The seals are checked first: that call enters no file system, and only files of tmpfs and
 // hugetlbfs have seals.

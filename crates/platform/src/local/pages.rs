@@ -8,8 +8,8 @@
 //! collapses small ones (`MADV_COLLAPSE`). So every punch is checked: a page that is still in the file afterwards is
 //! *kept*, and is not lent again before a later punch has removed it.
 
-// #syscall driver,frontend,daemon fallocate: revoking: punching pages out of one's own arena
-// #syscall driver,frontend lseek 2=SEEK_DATA: whether a punched page has left the file
+// #syscall driver,frontend,card,daemon fallocate: revoking: punching pages out of one's own arena
+// #syscall driver,frontend,card lseek 2=SEEK_DATA: whether a punched page has left the file
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;

@@ -27,6 +27,8 @@ pub enum Internal {
     Disk,
     /// Proxy between a virtual machine and a foreign backend
     Proxy,
+    /// Network card of a virtual machine
+    Card,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta

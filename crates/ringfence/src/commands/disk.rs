@@ -80,12 +80,14 @@ Examples:
 const RESIZE_EXAMPLES: &str = "\
 Examples:
   ringfence disk resize web 20G
-  lvextend -L +10G /dev/vg/vm1 && ringfence disk resize vm1 xvda";
+  lvextend -L +10G /dev/vg/vm1 && ringfence disk resize vm1 xvda
+  ringfence disk resize /run/vm.control 40G";
 
 /// Guest whose disk is changed.
 #[derive(Debug, clap::Args)]
 pub struct Target {
-    /// Name of a guest of `ringfence run` or PID of its launcher; or name or number of a domain of `ringfence serve`
+    /// Name of a guest of `ringfence run` or PID of its launcher; or name or number of a domain of `ringfence serve`; or,
+    /// with a `/`, the path of --control of `ringfence vhost-user blk`, whose disk can be resized
     #[arg(index = 1)]
     pub guest: String,
     /// Socket of the daemon; GUEST is a domain then [default: as the daemon's configuration says]

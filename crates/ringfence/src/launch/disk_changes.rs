@@ -174,7 +174,7 @@ fn exchange_locks(served: &ServedFile, below: &BackingLocks) -> Result<(), Strin
 }
 
 /// Returns the size that a disk gets, after its file was enlarged if a size is given.
-fn new_size(served: &ServedFile, wanted: Option<u64>) -> Result<u64, String> {
+pub(crate) fn new_size(served: &ServedFile, wanted: Option<u64>) -> Result<u64, String> {
     let text = |error: std::io::Error| error.to_string();
     let ServedFacts { format, bytes: before, sector_size, options, .. } = &served.facts;
     if *format == MemberFormat::Qcow2 {

@@ -18,7 +18,7 @@ mod asking;
 mod cgroup;
 mod clients;
 mod devices;
-mod disk_changes;
+pub(crate) mod disk_changes;
 mod disks;
 mod egress;
 mod ends;
@@ -34,10 +34,10 @@ mod presence_changes;
 mod process;
 mod published_port_changes;
 mod published_ports;
-mod rendezvous;
+pub(crate) mod rendezvous;
 pub mod report;
 mod requests;
-mod served_file;
+pub(crate) mod served_file;
 mod starting;
 mod terminal;
 mod uplink;
@@ -183,6 +183,7 @@ impl<'a> Launch<'a> {
         let request = AttachRequest {
             version: VERSION.to_owned(),
             name: options.name.clone(),
+            mac: None,
             addresses: options.addresses.clone(),
             avoid: uplink.iter().flat_map(Uplink::addresses).copied().collect(),
             mtu: options.switch_mtu(),

@@ -12,7 +12,7 @@ use crate::commands::ServedFacts;
 use crate::disk::Source;
 
 /// Storage of a disk as it is served now.
-pub(super) enum Storage {
+pub(crate) enum Storage {
     /// File, block device or image.
     File(ServedFile),
     /// Disk of an NBD server, by its address.
@@ -20,20 +20,20 @@ pub(super) enum Storage {
 }
 
 /// File, block device or image that the driver domain serves.
-pub(super) struct ServedFile {
+pub(crate) struct ServedFile {
     /// Path, for people.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// Copies of the descriptors of the file, and of the external data file of an image: those that the guest writes.
-    pub(super) files: Vec<OwnedFd>,
-    pub(super) facts: ServedFacts,
-    pub(super) kind: FileKind,
+    pub(crate) files: Vec<OwnedFd>,
+    pub(crate) facts: ServedFacts,
+    pub(crate) kind: FileKind,
     /// Change that the driver domain has not answered.
-    pub(super) pending: Option<PendingChange>,
+    pub(crate) pending: Option<PendingChange>,
 }
 
 impl Storage {
     /// Records opened storage. `place` is the disk's option.
-    pub(super) fn of(place: &Source, medium: &Medium, files: &[OwnedFd]) -> io::Result<Storage> {
+    pub(crate) fn of(place: &Source, medium: &Medium, files: &[OwnedFd]) -> io::Result<Storage> {
         let (path, any_folder) = match place {
             Source::File { path, .. } => (path, false),
             Source::Image { path, options } => (path, options.any_folder),
@@ -61,13 +61,13 @@ impl Storage {
 }
 
 /// Change that the driver domain has not answered.
-pub(super) struct PendingChange {
-    pub(super) client: ClientId,
-    pub(super) what: Change,
+pub(crate) struct PendingChange {
+    pub(crate) client: ClientId,
+    pub(crate) what: Change,
 }
 
 /// Kind of a change, with what its end needs.
-pub(super) enum Change {
+pub(crate) enum Change {
     Snapshot {
         /// File of the overlay.
         overlay: OwnedFd,

@@ -4,12 +4,17 @@
 //! ```text
 //! user ── starts ──> session ── spawns ──> disk process <── socket ──> hypervisor
 //!                    opens disk and socket   (ringfence_driver::machine)
+//! user ── starts ──> session ── spawns ──> card or uplink process <── socket ──> hypervisor
+//!                    opens socket and TAP, or attaches to a switch  (`net`)
 //! user ── starts ──> session ── spawns ──> proxy process <── socket ──> hypervisor
 //!                    opens sockets           (ringfence_driver::pool_proxy)  └──> backend
 //! ```
 
 mod blk;
+mod control;
+mod net;
 mod proxy;
+mod session;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,6 +27,7 @@ use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_sandbox::STATUS_FAILED;
 
 pub use blk::BlkArgs;
+pub use net::NetArgs;
 pub use proxy::PoolProxyArgs;
 
 /// Maximum wait for a socket at which another process listens.
@@ -41,12 +47,14 @@ pub struct VhostUserArgs {
 /// Kinds of devices, with the options of each.
 #[derive(Debug, Subcommand)]
 pub enum DeviceArgs {
+    Net(Box<NetArgs>),
     Blk(Box<BlkArgs>),
 }
 
 /// Serves the device until a signal ends it. Returns the exit status.
 pub fn main(args: &VhostUserArgs) -> u8 {
     let served = match &args.device {
+        DeviceArgs::Net(args) => net::serve(args),
         DeviceArgs::Blk(args) => blk::serve(args),
     };
     served.unwrap_or_else(|error| {

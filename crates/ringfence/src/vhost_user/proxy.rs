@@ -3,31 +3,20 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use ringfence_driver::pool_proxy::{FromProxy, ProxyConfig, ToProxy};
-use ringfence_hostnet::log;
-use ringfence_hostnet::text::{because, last_line, printable};
-use ringfence_pasta::session_status::{SessionNames, StatusServer};
+use ringfence_pasta::session_status::SessionNames;
 use ringfence_pasta::values::PoolArg;
-use ringfence_sandbox::channel::{Channel, ChannelError};
-use ringfence_sandbox::signals::Signals;
-use ringfence_sandbox::spawn::{Event, Spawn};
-use ringfence_sandbox::{DomainKind, DomainProcess, Ending};
-use ringfence_sys::namespaces;
-use ringfence_sys::poll::wait_any;
+use ringfence_sandbox::DomainKind;
+use ringfence_sandbox::channel::Channel;
 use ringfence_vhost_user::PoolRule;
 use ringfence_vhost_user::proxy::PoolChoice;
-use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Signal;
 
+use super::session::{DeviceReport, DeviceSession, Outcome, Report, SessionPart, exit_status};
 use super::{listen, say};
-
-/// Time limit for the start of the proxy process.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,92 +73,52 @@ fn parse_pool(text: &str) -> Result<PoolChoice, String> {
     }
 }
 
+/// Messages of a proxy process.
+impl DeviceReport for FromProxy {
+    fn sort(self) -> Report<FromProxy> {
+        match self {
+            FromProxy::Ready => Report::Ready,
+            FromProxy::Failed(why) => Report::Failed(why),
+            FromProxy::Machine(state) => Report::Machine(state),
+            FromProxy::Connect => Report::Own(FromProxy::Connect),
+        }
+    }
+}
+
 /// Serves hypervisors until a signal ends it. Returns the exit status.
 ///
 /// # Errors
 ///
 /// Returns an error if the socket cannot be created, or the proxy process fails.
 pub(super) fn serve(args: &PoolProxyArgs) -> anyhow::Result<u8> {
-    log::to_lines_at(tracing::Level::WARN, |line| say(line));
-    // Inherited descriptors are not for Ringfence's own processes.
-    namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
-    let named = || format!("--listen {}", args.listen.display());
-    let (listener, _file) = listen(&args.listen).with_context(named)?;
     let names = SessionNames {
         program: "pool-proxy",
         guest: String::new(),
         process: "the backend",
         link: "vhost-user",
     };
-    let mut status = StatusServer::new(args.status_socket.as_deref(), names)?;
-    let mut signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
-    let domain = start(args, &listener)?;
-    say(format_args!("{} leads to {}", args.listen.display(), args.backend.display()));
-    let number = wait(args, &domain, &mut status, &mut signals)?;
-    if number == Signal::TERM.as_raw() {
-        return Ok(0);
-    }
-    Ok(Ending::Killed(number).exit_status())
-}
-
-/// Starts the proxy process.
-fn start(args: &PoolProxyArgs, listener: &OwnedFd) -> anyhow::Result<DomainProcess> {
-    let spawn =
-        Spawn { kind: DomainKind::Proxy, command: &[], inherit: &[], cleanup: None, cgroup: None };
-    let domain = DomainProcess::start(&spawn)?;
+    let status = args.status_socket.as_deref();
+    let mut session = DeviceSession::new(DomainKind::Proxy, status, names, args.verbose)?;
+    let named = || format!("--listen {}", args.listen.display());
+    let (listener, _file) = listen(&args.listen).with_context(named)?;
     let config = ProxyConfig { pool: args.pool.clone(), verbose: args.verbose };
-    domain.channel().send(&config, &[listener.as_fd()])?;
-    match domain.channel().receive_within::<FromProxy>(START_TIMEOUT) {
-        Ok((FromProxy::Ready, _)) => Ok(domain),
-        Ok((FromProxy::Failed(why), _)) => bail!("the proxy failed: {}", printable(&why)),
-        Ok((other, _)) => bail!("the proxy process reported {other:?} instead of its start"),
-        Err(ChannelError::Closed) => {
-            let ended = domain.wait_ended(Duration::from_secs(1));
-            let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
-            bail!("the proxy process ended{}", because(why.as_deref()))
+    loop {
+        let domain = session.start::<FromProxy>(&config, &[listener.as_fd()])?;
+        say(format_args!("{} leads to {}", args.listen.display(), args.backend.display()));
+        match session.wait(&domain, &mut BackendDialer(&args.backend))? {
+            Outcome::Signal(number) => return Ok(exit_status(number)),
+            Outcome::Truncated => session.prepare_restart(),
         }
-        Err(error) => Err(error).context("the proxy process"),
     }
 }
 
-/// Serves the proxy process until a signal ends the session. Returns the number of the signal.
-fn wait(
-    args: &PoolProxyArgs,
-    domain: &DomainProcess,
-    status: &mut StatusServer,
-    signals: &mut Signals,
-) -> anyhow::Result<i32> {
-    loop {
-        if let Some(arrived) = signals.next()? {
-            return Ok(arrived.number);
-        }
-        while let Some((message, _)) = domain.channel().try_receive().ok().flatten() {
-            match message {
-                FromProxy::Machine(state) => status.take(state).into_iter().for_each(say),
-                FromProxy::Connect => connect(&args.backend, domain.channel()),
-                FromProxy::Failed(why) => bail!("the proxy failed: {}", printable(&why)),
-                FromProxy::Ready => {}
-            }
-        }
-        status.serve(None);
-        while let Some(event) = domain.next_event() {
-            match event {
-                Event::Stderr(text) => {
-                    text.lines().for_each(|line| say(format_args!("proxy: {}", printable(line))));
-                }
-                Event::Ended(ended) => {
-                    let why = because(last_line(&ended.stderr_tail).as_deref());
-                    bail!("the proxy process {}{why}", ended.ending);
-                }
-            }
-        }
-        let mut fds = vec![
-            PollFd::new(&*signals, PollFlags::IN),
-            PollFd::from_borrowed_fd(domain.events(), PollFlags::IN),
-            PollFd::new(domain.channel(), PollFlags::IN),
-        ];
-        fds.extend(status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        wait_any(&mut fds, None)?;
+/// Part of the session that connects to the backend at this path.
+struct BackendDialer<'a>(&'a Path);
+
+impl SessionPart<FromProxy> for BackendDialer<'_> {
+    fn take(&mut self, _: FromProxy, device: &Channel) -> anyhow::Result<()> {
+        connect(self.0, device);
+        Ok(())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Disks of virtual machines: `ringfence vhost-user blk`, with a frontend of tests in place of QEMU.
 
 use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,9 +11,9 @@ use ringfence_block::storage::Disk;
 use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, Random};
-use ringfence_block::vhost_user::testing::{FrontDisk, PROTOCOL, SLOT_DATA, shape};
+use ringfence_block::vhost_user::testing::{FrontDisk, PROTOCOL, SLOT_DATA, config, shape};
 use ringfence_vhost_user::testing::{FrontShape, Frontend};
-use ringfence_wire::vhost_user::protocol_feature;
+use ringfence_wire::vhost_user::{number, protocol_feature};
 use rustix::process::Signal;
 
 use crate::require;
@@ -100,6 +102,44 @@ fn machine_that_truncates_its_memory_costs_its_own_connection() {
     });
     assert!(served, "the next one is not served");
     running.end();
+}
+
+#[test]
+fn machine_has_the_size_of_its_disk_as_soon_as_that_grows() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let file = image_file(&lab, 4);
+    let path = file.display().to_string();
+    let running = blk(&lab, &path, "--control control");
+    let protocol = PROTOCOL | protocol_feature::BACKEND_REQ;
+    let disk = connect(&lab, FrontShape { protocol, ..shape(2) });
+    let (mut requests, far) = UnixStream::pair().unwrap();
+    requests.set_read_timeout(Some(MOMENT)).unwrap();
+    disk.front().order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
+    let resize = |size: &str| {
+        let words = [lab.program(), "disk", "resize", "./control", size];
+        lab.spawn(&words).finish(MOMENT)
+    };
+    for (size, bytes) in [("8M", 8_u64 << 20), ("12M", 12 << 20)] {
+        let done = resize(size);
+        let expected = format!("./control: the disk has {bytes} bytes\n");
+        assert_eq!((done.status, &done.stdout), (Some(0), &expected), "{}", done.stderr);
+        let mut told = [0; 12];
+        requests.read_exact(&mut told).unwrap();
+        assert_eq!(told, [2_u32, 1, 0].map(u32::to_ne_bytes).concat()[..]);
+        let capacity = config(&disk.front()).unwrap()[..8].try_into().unwrap();
+        assert_eq!(u64::from_le_bytes(capacity) * 512, bytes);
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), bytes);
+        Workload::new(21).exercise(&disk, 50);
+    }
+    // Disks only grow.
+    let refused = resize("4M");
+    assert_ne!(refused.status, Some(0), "{}", refused.stdout);
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 12 << 20);
+    running.end();
+    assert!(!lab.file("control").exists(), "the socket is removed");
+    let unanswered = resize("16M");
+    assert!(unanswered.stderr.contains("does not answer"), "{}", unanswered.stderr);
 }
 
 #[test]

@@ -7,3 +7,4 @@ mod pasta;
 mod pasta_ports;
 #[path = "../support/mod.rs"]
 mod support;
+mod vhost_user_net;

@@ -236,7 +236,7 @@ fn uplink_is_created_by_default() {
 #[test]
 fn switch_avoids_networks_of_host() {
     let world = world!(Families::Both);
-    let usual = AddressPlan::new("default").assign(1, &[]).unwrap().addresses;
+    let usual = AddressPlan::new("default").assign(1, None, &[]).unwrap().addresses;
     // Until duplicate address detection is over, an IPv6 address is none of the host's.
     let nodad = |a: &Address| if a.to_string().contains(':') { "nodad" } else { "" };
     let add = usual.iter().map(|a| format!("ip addr add {a} dev wan0 {}; ", nodad(a)));

@@ -1,9 +1,10 @@
-//! Checks that the command understands the command lines of the systemd unit.
+//! Checks that the command understands the command lines of the systemd units.
 
 use std::path::Path;
 
 use clap::Parser;
 use ringfence::cli::{Cli, Command};
+use ringfence::vhost_user::DeviceArgs;
 use ringfence_driver::xen::config::{Config, PATH_DEFAULT};
 
 const UNIT: &str = include_str!("../../../../dist/ringfence-serve.service");
@@ -31,6 +32,34 @@ fn command_lines_of_unit_are_valid() {
         values("ExecReload").collect::<Vec<_>>(),
         ["/usr/bin/ringfence serve --check", "/bin/kill -HUP $MAINPID"]
     );
+}
+
+/// Units for the devices of virtual machines.
+const OF_NET: &str = include_str!("../../../../dist/ringfence-vhost-user-net@.service");
+const OF_BLK: &str = include_str!("../../../../dist/ringfence-vhost-user-blk@.service");
+
+#[test]
+fn command_lines_of_units_for_virtual_machines_are_valid() {
+    for (unit, kind) in [(OF_NET, "net"), (OF_BLK, "blk")] {
+        let line = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        // The example in the head of the unit.
+        let options = line("#   echo 'OPTIONS=").split_once('\'').unwrap().0;
+        let start = line("ExecStart=").replace("%t", "/run").replace("%i", "vm1");
+        let start = start.replace("$OPTIONS", options);
+        match Cli::try_parse_from(start.split(' ')).map(|cli| cli.command) {
+            Ok(Command::VhostUser(args)) => {
+                let socket = match &args.device {
+                    DeviceArgs::Net(args) => &args.socket,
+                    DeviceArgs::Blk(args) => &args.socket,
+                };
+                assert_eq!(socket, Path::new(&format!("/run/ringfence-vhost-user/vm1.{kind}")));
+            }
+            other => panic!("{start}: {other:?}"),
+        }
+        assert_eq!(line("RuntimeDirectory="), "ringfence-vhost-user");
+        assert_eq!(line("EnvironmentFile="), format!("/etc/ringfence/%i.{kind}"));
+        assert_eq!(line("Restart="), "always");
+    }
 }
 
 #[test]

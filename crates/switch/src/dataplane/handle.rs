@@ -4,7 +4,7 @@
 //! A change of ports sends the same command to one worker after the other under a lock, so all workers
 //! see the changes in the same order.
 
-// #syscall driver,frontend,daemon eventfd2,write: a command is queued for a worker
+// #syscall driver,frontend,card,daemon eventfd2,write: a command is queued for a worker
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -37,7 +37,7 @@
 //!   ([`Announcement`]). Announcements beyond [`ANNOUNCEMENTS_MAX`] are lost; then frames to that address
 //!   are flooded, as if the address were new.
 
-// #syscall driver,frontend,daemon write: another worker is woken
+// #syscall driver,frontend,card,daemon write: another worker is woken
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -4,7 +4,7 @@
 //! checks it once more, so work that arrived in the meantime prevents the sleep. The sleep ends with an
 //! event of a port, a command, work from another worker, or the earliest wake-up time of a port.
 
-// #syscall driver,frontend,daemon epoll_pwait,epoll_pwait2,read: a worker waits for its ports
+// #syscall driver,frontend,card,daemon epoll_pwait,epoll_pwait2,read: a worker waits for its ports
 
 use core::mem::MaybeUninit;
 use core::time::Duration;

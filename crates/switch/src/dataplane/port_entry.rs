@@ -1,6 +1,6 @@
 //! Port entry: a worker's record of one of its ports.
 
-// #syscall driver,frontend,daemon epoll_ctl: a port is added or removed
+// #syscall driver,frontend,card,daemon epoll_ctl: a port is added or removed
 
 use core::time::Duration;
 use std::io;

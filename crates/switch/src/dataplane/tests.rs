@@ -313,6 +313,24 @@ fn raised_mtu_of_connected_port_admits_longer_frames() {
 }
 
 #[test]
+fn capabilities_that_a_port_changes_by_itself_hold_for_the_next_frames() {
+    let running = Running::new(Fabric::Patch(Patch::new()));
+    let (one, from) = port();
+    running.add("one", one);
+    let (other, to) = MemoryPort::pair(8, PortCapabilities::plain(1500)).unwrap();
+    running.add("other", other);
+    from.send(&frame(mac(1), mac(2), 8000), OffloadMeta::PLAIN);
+    from.send(&frame(mac(1), mac(2), 1514), OffloadMeta::PLAIN);
+    assert_eq!(to.take_within(SOON).unwrap().0.len(), 1514);
+    to.set_mtu(9000);
+    // The change is known once a later frame of that port has arrived.
+    to.send(&frame(mac(2), mac(1), 60), OffloadMeta::PLAIN);
+    assert_eq!(from.take_within(SOON).unwrap().0.len(), 60);
+    from.send(&frame(mac(1), mac(2), 8000), OffloadMeta::PLAIN);
+    assert_eq!(to.take_within(SOON).unwrap().0.len(), 8000);
+}
+
+#[test]
 fn full_port_of_patch_slows_sender_without_loss() {
     let running = Running::new(Fabric::Patch(Patch::new()));
     let (slow, slow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();

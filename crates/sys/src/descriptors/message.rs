@@ -56,34 +56,21 @@ pub fn receive_message(
     fds_max: usize,
 ) -> Result<ReceivedMessage, MessageError> {
     let looked = look(&socket, buffer, fds_max)?;
-    take(&socket, &mut [], looked)
+    // The duplicates are held: the references that the kernel drops here are not the last ones.
+    match rustix::net::recv(&socket, &mut [0_u8; 0][..], RecvFlags::DONTWAIT) {
+        Ok(_) | Err(Errno::CONNRESET) => Ok(looked),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
-/// Receives at most as many bytes of a stream as `buffer` has, with the at most `fds_max` descriptors that came with
-/// them, without blocking. A look of the kernel ends behind bytes with descriptors, so `buffer` is to end within the bytes
-/// that one call of the sender sent. If it ends behind them, duplicates of the next ones' descriptors may come as well.
-/// Nobody else may read from `socket`.
+/// Receives at most as many bytes of a stream as `buffer` has, without blocking, with the at most `fds_max` descriptors that
+/// came with these bytes, and with no others. A look at the queue would go on to descriptors of later bytes, so here every
+/// descriptor is taken, also those that are too many, and disposed of then.
 ///
 /// # Errors
 ///
-/// [`MessageError`]. After any but [`MessageError::System`] the socket is to be disposed of.
-pub fn receive_of_stream(
-    socket: impl AsFd,
-    buffer: &mut [u8],
-    fds_max: usize,
-) -> Result<ReceivedMessage, MessageError> {
-    let looked = look(&socket, buffer, fds_max)?;
-    let bytes = looked.bytes;
-    take(&socket, &mut buffer[..bytes], looked)
-}
-
-/// Receives bytes as [`receive_of_stream`] does, with the descriptors that came with these bytes and with no others. A look
-/// goes on to descriptors of later bytes if these have none. Here every descriptor is taken, also those that are too many,
-/// and disposed of then.
-///
-/// # Errors
-///
-/// As [`receive_of_stream`]. The bytes are no longer in the queue.
+/// [`MessageError`]. The bytes are no longer in the queue. After any but [`MessageError::System`] the socket is to be
+/// disposed of.
 pub fn take_of_stream(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -139,17 +126,4 @@ fn look(
         return Err(MessageError::Bytes { limit });
     }
     Ok(ReceivedMessage { bytes: got.bytes, descriptors })
-}
-
-/// Removes the message that was looked at from the queue. The duplicates are held: the references that the kernel drops
-/// here are not the last ones.
-fn take(
-    socket: impl AsFd,
-    buffer: &mut [u8],
-    looked: ReceivedMessage,
-) -> Result<ReceivedMessage, MessageError> {
-    match rustix::net::recv(&socket, buffer, RecvFlags::DONTWAIT) {
-        Ok(_) | Err(Errno::CONNRESET) => Ok(looked),
-        Err(errno) => Err(errno.into()),
-    }
 }

@@ -27,9 +27,7 @@ mod message;
 mod stream;
 
 pub use disposal::{Descriptors, Disposal, dispose, dispose_socket};
-pub use message::{
-    MessageError, ReceivedMessage, receive_message, receive_of_stream, take_of_stream,
-};
+pub use message::{MessageError, ReceivedMessage, receive_message, take_of_stream};
 pub use stream::{ByteSocket, StreamReceived, refuse_descriptors};
 
 use std::os::fd::AsFd;

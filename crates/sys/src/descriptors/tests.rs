@@ -50,16 +50,16 @@ fn bytes_of_a_stream_come_with_their_descriptors_alone() {
     send_raw(&far, b"headbody", &[file.as_fd(), file.as_fd()]).unwrap();
     send_raw(&far, b"next", &[file.as_fd()]).unwrap();
     let mut buffer = [0; 4];
-    let head = receive_of_stream(&near, &mut buffer, 2).unwrap();
+    let head = take_of_stream(&near, &mut buffer, 2).unwrap();
     assert_eq!((head.bytes, head.descriptors.len(), &buffer), (4, 2, b"head"));
     rustix::net::recv(&near, &mut buffer[..], rustix::net::RecvFlags::empty()).unwrap();
     assert_eq!(&buffer, b"body");
-    let refused = receive_of_stream(&near, &mut buffer, 0).unwrap_err();
+    let refused = take_of_stream(&near, &mut buffer, 0).unwrap_err();
     assert_eq!(refused, MessageError::Descriptors { limit: 0 });
     dispose_socket(near);
     let (near, far) = pair(SocketType::STREAM);
     drop(far);
-    assert_eq!(receive_of_stream(&near, &mut buffer, 0).unwrap().bytes, 0);
+    assert_eq!(take_of_stream(&near, &mut buffer, 0).unwrap().bytes, 0);
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Attachment {
             version: VERSION.to_owned(),
             interface: true,
             name: None,
+            mac: None,
             addresses: Vec::new(),
             avoid: Vec::new(),
             mtu: entrance.mtu,

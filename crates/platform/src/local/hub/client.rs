@@ -1,6 +1,6 @@
 //! Domain's connection to its hub: requests with replies, and port closures without.
 
-// #syscall driver,frontend,daemon ppoll: waiting for the hub
+// #syscall driver,frontend,card,daemon ppoll: waiting for the hub
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -17,7 +17,7 @@
 //! CLOSE  7  port                                       ->
 //! ```
 
-// #syscall driver,frontend,daemon sendmsg,recvmsg: messages of the hub, with descriptors
+// #syscall driver,frontend,card,daemon sendmsg,recvmsg: messages of the hub, with descriptors
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;

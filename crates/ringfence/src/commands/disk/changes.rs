@@ -17,6 +17,7 @@ use ringfence_driver::xen::status::{DiskChange, DiskOrder, VbdStatus, ask, chang
 use ringfence_hostnet::runtime_dir::RuntimeDirError;
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::super::find::{self, Found};
 use super::super::{OverlayFacts, Reply, Request, ServedFacts};
@@ -98,6 +99,9 @@ pub(super) fn resize(
     device: Option<&str>,
     bytes: Option<u64>,
 ) -> anyhow::Result<String> {
+    if target.guest.contains('/') {
+        return resize_of_machine(&target.guest, device, bytes);
+    }
     let (name, outcome) = match find_guest(target, device)? {
         Guest::OfRun(found, number) => {
             found.channel.send(&Request::ResizeDisk { number, bytes }, &[])?;
@@ -112,6 +116,31 @@ pub(super) fn resize(
     match outcome.with_context(|| format!("{name}: the outcome is not known"))? {
         Ok(bytes) => Ok(format!("{name} has {bytes} bytes\n")),
         Err(why) => bail!("{name}: {}", printable(&why)),
+    }
+}
+
+/// Changes the size of the disk of `vhost-user blk --control PATH`.
+fn resize_of_machine(
+    path: &str,
+    device: Option<&str>,
+    bytes: Option<u64>,
+) -> anyhow::Result<String> {
+    if let Some(device) = device {
+        bail!("{path} leads to one disk: leave out `{device}`");
+    }
+    let connect = || -> std::io::Result<Channel> {
+        let kind = SocketType::SEQPACKET;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Channel::from_fd(socket))
+    };
+    let channel = connect()
+        .with_context(|| format!("{path}: `vhost-user blk --control {path}` does not answer"))?;
+    channel.send(&Request::ResizeDisk { number: 0, bytes }, &[])?;
+    match changed(&channel).with_context(|| format!("{path}: the outcome is not known"))? {
+        Ok(bytes) => Ok(format!("{path}: the disk has {bytes} bytes\n")),
+        Err(why) => bail!("{path}: {}", printable(&why)),
     }
 }
 
