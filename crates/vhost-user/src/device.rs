@@ -127,9 +127,9 @@ pub struct Device {
     signal: EventSignal,
 }
 
-// #syscall uplink,disk getsockopt 1=SOL_SOCKET: the type of a socket for requests
-// #syscall uplink,disk eventfd2: what the files of vrings are compared with
-// #syscall uplink,disk epoll_ctl: waiting for kicks of a virtual machine
+// #syscall uplink,disk,shield getsockopt 1=SOL_SOCKET: the type of a socket for requests
+// #syscall uplink,disk,shield eventfd2: what the files of vrings are compared with
+// #syscall uplink,disk,shield epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
     /// Creates a device that nobody has set up, and that accepts memory by this rule. `signal` interrupts the driver; a
     /// process creates it before its sandbox closes.
@@ -176,6 +176,11 @@ impl Device {
         self.log = None;
     }
 
+    /// Replaces the offer, before a client uses it. The number of vrings stays.
+    pub fn set_offer(&mut self, offer: DeviceOffer) {
+        self.offer = DeviceOffer { vrings: self.vrings.len(), ..offer };
+    }
+
     /// Adds a file for an in-flight log: a memfd of [`LOG_FILE_MAX`] bytes, all 0.
     pub fn add_log_file(&mut self, file: OwnedFd) {
         self.log_files.push(file);
@@ -206,8 +211,8 @@ impl Device {
         self.features & features == features
     }
 
-    /// Returns `true` if this protocol feature was negotiated.
-    fn speaks(&self, feature: u64) -> bool {
+    /// Returns `true` if any of these protocol features was negotiated.
+    pub fn speaks(&self, feature: u64) -> bool {
         self.protocol & feature != 0
     }
 
