@@ -50,17 +50,20 @@ pub enum DomainKind {
     Disk,
     /// Proxy between a virtual machine and a foreign backend.
     Proxy,
+    /// Shield between a virtual machine and a foreign backend.
+    Shield,
 }
 
 impl DomainKind {
     /// All kinds.
-    pub const ALL: [DomainKind; 6] = [
+    pub const ALL: [DomainKind; 7] = [
         DomainKind::Driver,
         DomainKind::Frontend,
         DomainKind::Guest,
         DomainKind::Uplink,
         DomainKind::Disk,
         DomainKind::Proxy,
+        DomainKind::Shield,
     ];
 
     /// Returns the role's name in messages.
@@ -72,6 +75,7 @@ impl DomainKind {
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
+            DomainKind::Shield => "shield",
         }
     }
 
@@ -89,6 +93,7 @@ impl DomainKind {
             DomainKind::Uplink => "uplink",
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
+            DomainKind::Shield => "shield",
         }
     }
 

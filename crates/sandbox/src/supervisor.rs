@@ -240,11 +240,12 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
         DomainKind::Uplink => c"rf-keep-uplink",
         DomainKind::Disk => c"rf-keep-disk",
         DomainKind::Proxy => c"rf-keep-proxy",
+        DomainKind::Shield => c"rf-keep-shield",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     match kind {
         DomainKind::Guest => {}
-        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy => {
+        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy | DomainKind::Shield => {
             leave_terminal().map_err(&fail)?;
         }
         DomainKind::Driver | DomainKind::Frontend => {

@@ -4,13 +4,14 @@ use super::super::finding::Finding;
 use super::super::tree::Tree;
 
 /// Names of the processes that have a list, and their constants in the table.
-pub(super) const WHO: [(&str, &str); 6] = [
+pub(super) const WHO: [(&str, &str); 7] = [
     ("driver", "DRIVER"),
     ("frontend", "FRONTEND"),
     ("uplink", "UPLINK"),
     ("daemon", "DAEMON"),
     ("disk", "DISK"),
     ("proxy", "PROXY"),
+    ("shield", "SHIELD"),
 ];
 
 /// One system call of one line.
