@@ -86,6 +86,7 @@ fn kind_named(name: &str) -> DomainKind {
         "uplink" => DomainKind::Uplink,
         "disk" => DomainKind::Disk,
         "proxy" => DomainKind::Proxy,
+        "shield" => DomainKind::Shield,
         other => panic!("{other}"),
     }
 }

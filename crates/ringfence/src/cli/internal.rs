@@ -27,6 +27,8 @@ pub enum Internal {
     Disk,
     /// Proxy between a virtual machine and a foreign backend
     Proxy,
+    /// Shield between a virtual machine and a foreign backend
+    Shield,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta

@@ -4,7 +4,6 @@
 //! client, and starts the next process on the same socket.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -26,11 +25,10 @@ use ringfence_sandbox::{DomainKind, DomainProcess, Ending};
 use ringfence_sys::namespaces;
 use ringfence_sys::poll::wait_any;
 use ringfence_vhost_user::PoolRule;
-use ringfence_vhost_user::device::LOG_FILE_MAX;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Signal;
 
+use super::common::log_file;
 use super::{listen, say};
 use crate::disk::{DiskSpec, dial};
 
@@ -241,14 +239,4 @@ impl BlkSession<'_> {
         }
         Ok(())
     }
-}
-
-/// Creates a file for an in-flight log. A hypervisor that has it cannot shrink it.
-fn log_file() -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("ringfence-inflight", flags)?;
-    rustix::fs::ftruncate(&file, LOG_FILE_MAX)?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok(file)
 }

@@ -1,31 +1,27 @@
 //! `ringfence vhost-user`: devices of virtual machines, each served by a process of its own in a sandbox. `ringfence
-//! pool-proxy`: a proxy before a device of another program, likewise.
+//! pool-proxy` and `ringfence shield`: a proxy or a shield before a device of another program, likewise.
 //!
 //! ```text
 //! user ── starts ──> session ── spawns ──> disk process <── socket ──> hypervisor
 //!                    opens disk and socket   (ringfence_driver::machine)
 //! user ── starts ──> session ── spawns ──> proxy process <── socket ──> hypervisor
 //!                    opens sockets           (ringfence_driver::pool_proxy)  └──> backend
+//!                                            (ringfence_driver::shield)
 //! ```
 
 mod blk;
+mod common;
 mod proxy;
-
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod shield;
 
 use clap::{Args, Subcommand};
 use ringfence_hostnet::causes::causes;
-use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_sandbox::STATUS_FAILED;
 
 pub use blk::BlkArgs;
+use common::{listen, say};
 pub use proxy::PoolProxyArgs;
-
-/// Maximum wait for a socket at which another process listens.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
+pub use shield::ShieldArgs;
 
 /// Serve a device to virtual machines over vhost-user
 ///
@@ -63,19 +59,10 @@ pub fn pool_proxy(args: &PoolProxyArgs) -> u8 {
     })
 }
 
-/// Creates the socket. The process of a session that was killed holds it for a moment.
-fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    let until = Instant::now() + LISTEN_TIMEOUT;
-    loop {
-        match listen_at(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            listening => return listening,
-        }
-    }
-}
-
-fn say(text: impl std::fmt::Display) {
-    eprintln!("ringfence: {text}");
+/// Keeps the memory of a machine from a backend until a signal ends it. Returns the exit status.
+pub fn shield(args: &ShieldArgs) -> u8 {
+    shield::serve(args).unwrap_or_else(|error| {
+        eprintln!("ringfence: shield: {}", causes(&error));
+        STATUS_FAILED
+    })
 }

@@ -21,9 +21,9 @@ use ringfence_sys::poll::wait_any;
 use ringfence_vhost_user::PoolRule;
 use ringfence_vhost_user::proxy::PoolChoice;
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 
+use super::common::dial;
 use super::{listen, say};
 
 /// Time limit for the start of the proxy process.
@@ -183,14 +183,6 @@ fn connect(backend: &Path, channel: &Channel) {
     };
     // The process asks for one connection at a time, and reads before it asks again.
     let _ = channel.send_now(&ToProxy::Connected { problem }, &fds);
-}
-
-/// Connects to a socket without waiting for a place in its queue.
-fn dial(path: &Path) -> std::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
 }
 
 #[cfg(test)]
