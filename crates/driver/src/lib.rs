@@ -15,6 +15,7 @@
 //!   [`proof`]).
 //! * [`xen`]: `ringfence serve`. Its devices are created by a toolstack.
 //! * [`machine`]: `ringfence vhost-user blk`. [`pool_proxy`]: `ringfence pool-proxy`.
+//!   [`shield`]: `ringfence shield`.
 
 mod control;
 mod devices;
@@ -25,6 +26,7 @@ pub mod pool_proxy;
 pub mod ports;
 pub mod proof;
 mod replacement;
+pub mod shield;
 pub mod switch;
 pub mod switchboard;
 #[cfg(test)]

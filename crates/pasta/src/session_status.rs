@@ -1,4 +1,4 @@
-//! Status of a session of `pasta`, `passt`, `vhost-user` or `pool-proxy`: messages about the memory that a virtual
+//! Status of a session of `pasta`, `passt`, `vhost-user`, `pool-proxy` or `shield`: messages about the memory that a virtual
 //! machine shares, and `--status-socket`.
 //!
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
@@ -38,7 +38,7 @@ const ANSWER_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     pub version: String,
-    /// `pasta`, `passt`, `vhost-user net`, `vhost-user blk` or `pool-proxy`.
+    /// `pasta`, `passt`, `vhost-user net`, `vhost-user blk`, `pool-proxy` or `shield`.
     pub program: String,
     /// Name of the guest, as in records of egress. Empty if it has none.
     pub guest: String,

@@ -41,7 +41,7 @@ use crate::launch::{
 };
 use crate::status::StatusArgs;
 use crate::top::TopArgs;
-use crate::vhost_user::{PoolProxyArgs, VhostUserArgs};
+use crate::vhost_user::{PoolProxyArgs, ShieldArgs, VhostUserArgs};
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
@@ -105,6 +105,7 @@ pub enum Command {
     Slirp4netns(Box<SlirpArgs>),
     VhostUser(VhostUserArgs),
     PoolProxy(PoolProxyArgs),
+    Shield(ShieldArgs),
     Hub(HubArgs),
     /// Check, explain, print and replace egress policies
     Policy {

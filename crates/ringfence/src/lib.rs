@@ -9,7 +9,7 @@
 //! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`doctor`]: `ringfence doctor`.
-//! * [`hub`]: `ringfence hub`. [`vhost_user`]: `ringfence vhost-user` and `pool-proxy`.
+//! * [`hub`]: `ringfence hub`. [`vhost_user`]: `ringfence vhost-user`, `pool-proxy` and `shield`.
 //! * [`ringfence_pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
@@ -19,7 +19,8 @@
 //! * [`ringfence_guest`]: init process of a guest.
 //! * [`ringfence_uplink_process`]: connection of a guest to the host's network.
 //!
-//! `ringfence vhost-user` starts [`ringfence_driver::machine`], `ringfence pool-proxy` [`ringfence_driver::pool_proxy`].
+//! `ringfence vhost-user` starts [`ringfence_driver::machine`], `ringfence pool-proxy` [`ringfence_driver::pool_proxy`],
+//! `ringfence shield` [`ringfence_driver::shield`].
 //!
 //! Modules for several of them:
 //!
@@ -65,6 +66,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Hub(args) => hub::main(&args),
         Command::VhostUser(args) => vhost_user::main(&args),
         Command::PoolProxy(args) => vhost_user::pool_proxy(&args),
+        Command::Shield(args) => vhost_user::shield(&args),
         Command::Policy { command } => match commands::policy::run(&command) {
             Ok((text, status)) => print(text.as_bytes()).max(status),
             Err(error) => fail(&ringfence_hostnet::causes::causes(&error)),
@@ -106,6 +108,7 @@ pub fn internal_main(role: Internal) -> u8 {
         Internal::Disk => ringfence_driver::machine::main(),
         Internal::Proxy => ringfence_driver::pool_proxy::main(),
         Internal::Card => ringfence_frontend::card::main(),
+        Internal::Shield => ringfence_driver::shield::main(),
         Internal::PastaSession { words } => ringfence_pasta::session_main(&words),
         Internal::PasstSession { words } => ringfence_pasta::passt::session_main(&words),
         Internal::PastaNamespace { words } => ringfence_pasta::namespace::main(&words),

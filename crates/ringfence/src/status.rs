@@ -52,7 +52,7 @@ pub struct StatusArgs {
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
 
-    /// The daemon's socket, or that of `--status-socket` of `pasta`, `passt`, `vhost-user blk` and `pool-proxy` [default: as the daemon's configuration says]
+    /// The daemon's socket, or that of `--status-socket` of `pasta`, `passt`, `vhost-user blk`, `pool-proxy` and `shield` [default: as the daemon's configuration says]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             trap_denied_calls();
             ringfence::main_with(Cli::parse()).into()
         }
-        ["run" | "hub" | "status" | "demo" | "vhost-user" | "pool-proxy", ..] => {
+        ["run" | "hub" | "status" | "demo" | "vhost-user" | "pool-proxy" | "shield", ..] => {
             ringfence::main_with(Cli::parse()).into()
         }
         ["deny", call] => deny(call),
@@ -77,6 +77,10 @@ fn main() -> ExitCode {
             (
                 "disk_behind_a_proxy_is_served_without_denied_call",
                 disk_behind_a_proxy_is_served_without_denied_call,
+            ),
+            (
+                "disk_behind_a_shield_is_served_without_denied_call",
+                disk_behind_a_shield_is_served_without_denied_call,
             ),
             ("switch_traffic_makes_no_denied_call", switch_traffic_makes_no_denied_call),
             ("outgoing_traffic_makes_no_denied_call", outgoing_traffic_makes_no_denied_call),
@@ -211,6 +215,37 @@ fn disk_behind_a_proxy_is_served_without_denied_call() {
     Workload::new(1).exercise(&disk, 50);
     drop(disk);
     running.wait_for_error("has closed its connection");
+    succeeded(running.end());
+    succeeded(backend.end());
+}
+
+fn disk_behind_a_shield_is_served_without_denied_call() {
+    require!(Need::Guests);
+    let lab = Lab::of(program());
+    let file = image_file(&lab, 4).display().to_string();
+    let blk = ["vhost-user", "blk", "--socket", "backend", "--disk", &file];
+    let start = || {
+        let backend = lab.spawn(&[&[lab.program()][..], &blk].concat());
+        backend.wait_for_error(" serves ");
+        backend
+    };
+    let backend = start();
+    let words = ["shield", "--listen", "s", "--backend", "backend", "--reconnect", "-v"];
+    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
+    running.wait_for_error(" leads to ");
+    let mut refused = Frontend::new(shape(1)).unwrap();
+    refused.connect(&lab.file("s")).unwrap();
+    refused.ask(99, &[]).unwrap_err();
+    running.wait_for_error("request 99 is refused");
+    let mut front = Frontend::new(shape(2)).unwrap();
+    front.connect(&lab.file("s")).unwrap();
+    let disk = FrontDisk::new(front).unwrap();
+    Workload::new(1).exercise(&disk, 50);
+    succeeded(backend.end());
+    let backend = start();
+    Workload::new(2).exercise(&disk, 50);
+    drop(disk);
+    running.wait_for_error("the hypervisor has closed its connection");
     succeeded(running.end());
     succeeded(backend.end());
 }

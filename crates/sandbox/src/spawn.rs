@@ -52,11 +52,13 @@ pub enum DomainKind {
     Proxy,
     /// Network card of a virtual machine, on a switch or a TAP.
     Card,
+    /// Shield between a virtual machine and a foreign backend.
+    Shield,
 }
 
 impl DomainKind {
     /// All kinds.
-    pub const ALL: [DomainKind; 7] = [
+    pub const ALL: [DomainKind; 8] = [
         DomainKind::Driver,
         DomainKind::Frontend,
         DomainKind::Guest,
@@ -64,6 +66,7 @@ impl DomainKind {
         DomainKind::Disk,
         DomainKind::Proxy,
         DomainKind::Card,
+        DomainKind::Shield,
     ];
 
     /// Returns the role's name in messages.
@@ -76,6 +79,7 @@ impl DomainKind {
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
             DomainKind::Card => "card",
+            DomainKind::Shield => "shield",
         }
     }
 
@@ -94,6 +98,7 @@ impl DomainKind {
             DomainKind::Disk => "disk",
             DomainKind::Proxy => "proxy",
             DomainKind::Card => "card",
+            DomainKind::Shield => "shield",
         }
     }
 

@@ -241,11 +241,12 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
         DomainKind::Disk => c"rf-keep-disk",
         DomainKind::Proxy => c"rf-keep-proxy",
         DomainKind::Card => c"rf-keep-card",
+        DomainKind::Shield => c"rf-keep-shield",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     match kind {
         DomainKind::Guest => {}
-        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy | DomainKind::Card => {
+        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy | DomainKind::Card | DomainKind::Shield => {
             leave_terminal().map_err(&fail)?;
         }
         DomainKind::Driver | DomainKind::Frontend => {

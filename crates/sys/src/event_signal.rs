@@ -9,9 +9,9 @@
 //! A signal is one system call, as a write is. The results of the reads stay in the context; one more call removes them
 //! when the context is full, after `SIGNALS_PER_REMOVAL` signals at the earliest.
 
-// #syscall uplink,disk,card io_setup,io_destroy: interrupts of a virtual machine that cannot block
-// #syscall uplink,disk,card io_submit: interrupts of a virtual machine; reads and writes of files that are open
-// #syscall uplink,disk,card io_getevents: results of these interrupts
+// #syscall uplink,disk,card,shield io_setup,io_destroy: interrupts of a virtual machine that cannot block
+// #syscall uplink,disk,card,shield io_submit: interrupts of a virtual machine; reads and writes of files that are open
+// #syscall uplink,disk,card,shield io_getevents: results of these interrupts
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

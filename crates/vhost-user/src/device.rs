@@ -130,9 +130,9 @@ pub struct Device {
 }
 
 // #syscall disk sendto: a change of the configuration space
-// #syscall uplink,disk,card getsockopt 1=SOL_SOCKET: the type of a socket for requests
-// #syscall uplink,disk,card eventfd2: what the files of vrings are compared with
-// #syscall uplink,disk,card epoll_ctl: waiting for kicks of a virtual machine
+// #syscall uplink,disk,card,shield getsockopt 1=SOL_SOCKET: the type of a socket for requests
+// #syscall uplink,disk,card,shield eventfd2: what the files of vrings are compared with
+// #syscall uplink,disk,card,shield epoll_ctl: waiting for kicks of a virtual machine
 impl Device {
     /// Creates a device that nobody has set up, and that accepts memory by this rule. `signal` interrupts the driver; a
     /// process creates it before its sandbox closes.
@@ -177,6 +177,11 @@ impl Device {
         self.memory = GuestMemory::default();
         self.requests = Descriptors::default();
         self.log = None;
+    }
+
+    /// Replaces the offer, before a client uses it. The number of vrings stays.
+    pub fn set_offer(&mut self, offer: DeviceOffer) {
+        self.offer = DeviceOffer { vrings: self.vrings.len(), ..offer };
     }
 
     /// Adds a file for an in-flight log: a memfd of [`LOG_FILE_MAX`] bytes, all 0.
@@ -230,8 +235,8 @@ impl Device {
         self.features & features == features
     }
 
-    /// Returns `true` if this protocol feature was negotiated.
-    fn speaks(&self, feature: u64) -> bool {
+    /// Returns `true` if any of these protocol features was negotiated.
+    pub fn speaks(&self, feature: u64) -> bool {
         self.protocol & feature != 0
     }
 

@@ -10,7 +10,8 @@
 //! messages ([`messages::receive`]) and lets the [`device::Device`] carry them out. It takes the chains of vrings that
 //! run, and looks every address up in the one table of memory ([`memory::GuestMemory`]).
 //!
-//! Other backends can stand behind a [`proxy`], which keeps all memory but a pool from them.
+//! Other backends can stand behind a [`proxy`], which keeps all memory but a pool from them, or behind a [`shield`], which
+//! lends them a pool of its own.
 //!
 //! # Guarantees
 //!
@@ -30,6 +31,7 @@ pub mod messages;
 mod pool;
 pub mod proxy;
 mod report;
+pub mod shield;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod testing;

@@ -102,7 +102,7 @@ fn offset_in(address: u64, start: u64, len: usize) -> Option<usize> {
 }
 
 /// Returns the size of a file in bytes. The call asks no file server.
-// #syscall uplink,disk,card,proxy statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
+// #syscall uplink,disk,card,proxy,shield statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
 pub(crate) fn size_of(file: impl AsFd) -> Result<u64, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(rustix::fs::statx(file, c"", flags, StatxFlags::SIZE)?.stx_size)
@@ -126,7 +126,7 @@ fn map(region: &MemoryRegion, file: impl AsFd, size: u64) -> Result<Region, Clie
 }
 
 /// Maps `len` bytes of a file of at most `limit` bytes, which must be sealed against shrinking.
-// #syscall disk fcntl 1=F_GET_SEALS: a file of a hypervisor that cannot shrink
+// #syscall disk,shield fcntl 1=F_GET_SEALS: a file of a hypervisor that cannot shrink
 pub(super) fn map_file(
     file: impl AsFd,
     offset: u64,

@@ -6,7 +6,7 @@
 //! // #syscall WHO CALL[,CALL...] [CONDITION...]: why
 //! ```
 //!
-//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `disk`, `proxy`, `card`, `daemon`, separated by commas.
+//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `disk`, `proxy`, `card`, `shield`, `daemon`, separated by commas.
 //! * CALL: the name of a call; `name@x86_64` if only that architecture has it; `!name` for a call that
 //!   libraries try and that is refused on purpose.
 //! * CONDITION, on the low 32 bits of argument N (from 0): `N=VALUE`, `N=pid` (the process's own),

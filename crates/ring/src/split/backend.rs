@@ -209,6 +209,11 @@ impl BackendQueue {
         !self.left_over.is_empty()
     }
 
+    /// Returns `true` if the chains in flight are in a log.
+    pub fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
     /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.tables.size

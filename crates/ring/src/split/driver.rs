@@ -149,6 +149,8 @@ pub struct DriverQueue<M = QueuePages> {
     used_seen: u16,
     /// Used element that covers several buffers, while some are not popped yet.
     batch: Option<UsedElement>,
+    /// A length beyond the capacity is clamped.
+    clamps: bool,
 }
 
 impl<M: QueueMemory> DriverQueue<M> {
@@ -177,9 +179,16 @@ impl<M: QueueMemory> DriverQueue<M> {
             used: 0,
             used_seen: 0,
             batch: None,
+            clamps: false,
         };
         queue.suppress();
         queue
+    }
+
+    /// Clamps lengths beyond the bytes that the device may write, in place of [`QueueFault::Length`]: some devices count
+    /// the bytes that they have read, too.
+    pub fn clamp_lengths(&mut self) {
+        self.clamps = true;
     }
 
     /// Returns the number of entries.
@@ -373,9 +382,10 @@ impl<M: QueueMemory> DriverQueue<M> {
     /// Frees the descriptors of a chain.
     fn release(&mut self, head: u16, len: u32) -> Result<Used, QueueFault> {
         let Chain { descriptors, capacity, token, .. } = self.chains[usize::from(head)];
-        if len > capacity {
+        if len > capacity && !self.clamps {
             return Err(QueueFault::Length { id: head, len, capacity });
         }
+        let len = len.min(capacity);
         self.chains[usize::from(head)].descriptors = 0;
         let mut number = head;
         for _ in 0..descriptors {

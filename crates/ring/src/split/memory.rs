@@ -27,6 +27,8 @@ pub trait QueueMemory {
 #[derive(Clone, Debug)]
 pub struct QueuePages {
     lent: LentSlice,
+    /// Address of the first byte for a device behind an address space. Else it uses addresses of this process.
+    io: Option<u64>,
 }
 
 impl QueuePages {
@@ -52,7 +54,13 @@ impl QueuePages {
         if !lent.is_aligned_to(DESCRIPTOR_BYTES) {
             return Err(OutOfRange::Unaligned { offset: 0, width: DESCRIPTOR_BYTES });
         }
-        Ok(QueuePages { lent: lent.slice(0, QueuePages::bytes(layout))? })
+        Ok(QueuePages { lent: lent.slice(0, QueuePages::bytes(layout))?, io: None })
+    }
+
+    /// Uses these pages for a device to which they begin at the address `start`.
+    #[must_use]
+    pub fn at_io_address(self, start: u64) -> QueuePages {
+        QueuePages { io: Some(start), ..self }
     }
 
     /// Returns a range of the queue's memory for a device.
@@ -92,6 +100,9 @@ impl QueueMemory for QueuePages {
 
     #[inline]
     fn indirect_address(&self, offset: usize) -> u64 {
+        if let Some(start) = self.io {
+            return start.wrapping_add(offset as u64);
+        }
         let range = self.lent.device_range(offset, INDIRECT_BYTES, DeviceAccess::Read);
         debug_assert!(range.is_ok(), "a queue's tables lie inside its memory");
         range.map_or(0, DeviceRange::address)

@@ -29,6 +29,8 @@ pub enum Internal {
     Proxy,
     /// Network card of a virtual machine
     Card,
+    /// Shield between a virtual machine and a foreign backend
+    Shield,
     /// Process of `pasta` in the background
     PastaSession {
         /// Arguments of pasta

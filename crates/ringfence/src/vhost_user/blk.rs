@@ -4,7 +4,6 @@
 //! client, and starts the next process on the same socket.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -19,12 +18,10 @@ use ringfence_pasta::values::PoolArg;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::{DomainKind, DomainProcess};
 use ringfence_vhost_user::PoolRule;
-use ringfence_vhost_user::device::LOG_FILE_MAX;
-use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::common::{listen, log_file, say};
 use super::control::ControlServer;
 use super::session::{DeviceReport, DeviceSession, Outcome, Report, SessionPart, exit_status};
-use super::{listen, say};
 use crate::disk::{DiskSpec, dial};
 use crate::launch::served_file::Storage;
 
@@ -180,14 +177,4 @@ impl SessionPart<FromDisk> for DiskPart {
         }
         Ok(())
     }
-}
-
-/// Creates a file for an in-flight log. A hypervisor that has it cannot shrink it.
-fn log_file() -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("ringfence-inflight", flags)?;
-    rustix::fs::ftruncate(&file, LOG_FILE_MAX)?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok(file)
 }

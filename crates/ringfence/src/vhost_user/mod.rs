@@ -1,5 +1,5 @@
 //! `ringfence vhost-user`: devices of virtual machines, each served by a process of its own in a sandbox. `ringfence
-//! pool-proxy`: a proxy before a device of another program, likewise.
+//! pool-proxy` and `ringfence shield`: a proxy or a shield before a device of another program, likewise.
 //!
 //! ```text
 //! user ── starts ──> session ── spawns ──> disk process <── socket ──> hypervisor
@@ -8,30 +8,25 @@
 //!                    opens socket and TAP, or attaches to a switch  (`net`)
 //! user ── starts ──> session ── spawns ──> proxy process <── socket ──> hypervisor
 //!                    opens sockets           (ringfence_driver::pool_proxy)  └──> backend
+//!                                            (ringfence_driver::shield)
 //! ```
 
 mod blk;
+mod common;
 mod control;
 mod net;
 mod proxy;
 mod session;
-
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod shield;
 
 use clap::{Args, Subcommand};
 use ringfence_hostnet::causes::causes;
-use ringfence_pasta::machine::{SocketFile, listen_at};
 use ringfence_sandbox::STATUS_FAILED;
 
 pub use blk::BlkArgs;
 pub use net::NetArgs;
 pub use proxy::PoolProxyArgs;
-
-/// Maximum wait for a socket at which another process listens.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
+pub use shield::ShieldArgs;
 
 /// Serve a device to virtual machines over vhost-user
 ///
@@ -71,19 +66,10 @@ pub fn pool_proxy(args: &PoolProxyArgs) -> u8 {
     })
 }
 
-/// Creates the socket. The process of a session that was killed holds it for a moment.
-fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    let until = Instant::now() + LISTEN_TIMEOUT;
-    loop {
-        match listen_at(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            listening => return listening,
-        }
-    }
-}
-
-fn say(text: impl std::fmt::Display) {
-    eprintln!("ringfence: {text}");
+/// Keeps the memory of a machine from a backend until a signal ends it. Returns the exit status.
+pub fn shield(args: &ShieldArgs) -> u8 {
+    shield::serve(args).unwrap_or_else(|error| {
+        eprintln!("ringfence: shield: {}", causes(&error));
+        STATUS_FAILED
+    })
 }

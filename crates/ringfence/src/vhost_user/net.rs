@@ -33,8 +33,8 @@ use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::link::PAIRS_MAX;
 use ringfence_vhost_user::PoolRule;
 
+use super::common::{listen, say};
 use super::session::{DeviceReport, DeviceSession, Outcome, Report, exit_status};
-use super::{listen, say};
 use crate::cli::parse_shared_switch;
 
 /// MTU on a switch or a TAP: that of Ethernet.

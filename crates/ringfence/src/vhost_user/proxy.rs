@@ -13,10 +13,9 @@ use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::channel::Channel;
 use ringfence_vhost_user::PoolRule;
 use ringfence_vhost_user::proxy::PoolChoice;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::common::{dial, listen, say};
 use super::session::{DeviceReport, DeviceSession, Outcome, Report, SessionPart, exit_status};
-use super::{listen, say};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -132,14 +131,6 @@ fn connect(backend: &Path, channel: &Channel) {
     };
     // The process asks for one connection at a time, and reads before it asks again.
     let _ = channel.send_now(&ToProxy::Connected { problem }, &fds);
-}
-
-/// Connects to a socket without waiting for a place in its queue.
-fn dial(path: &Path) -> std::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket)
 }
 
 #[cfg(test)]

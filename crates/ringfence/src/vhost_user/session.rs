@@ -34,7 +34,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::say;
+use super::common::say;
 
 /// Time limit for the start of a process. A disk's file stays locked until the last I/O of an earlier process has ended.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -171,7 +171,7 @@ impl DeviceSession {
                     Report::Machine(state) => self.status.take(state).into_iter().for_each(say),
                     Report::Failed(why) => bail!("the {name} failed: {}", printable(&why)),
                     Report::Traffic(traffic) => {
-                        self.status.take_totals(UplinkTotals { traffic, egress: None });
+                        self.status.take_totals(UplinkTotals { traffic, ..UplinkTotals::default() });
                     }
                     Report::Own(message) => part.take(message, domain.channel())?,
                 }

@@ -9,6 +9,7 @@ mod killed;
 mod machines;
 mod pool_proxy;
 mod remote;
+mod shield;
 #[path = "../support/mod.rs"]
 mod support;
 mod tools;

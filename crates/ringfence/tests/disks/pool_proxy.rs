@@ -24,7 +24,7 @@ const CANARY: &str = include_str!("../../../../vm/linux/canary.py");
 /// Place of a text in the first page of a pool, of which the driver uses the mark alone.
 const TEXT_AT: usize = 1024;
 /// Size of memory that is no pool.
-const SECRET_BYTES: u64 = 32 << 20;
+pub(crate) const SECRET_BYTES: u64 = 32 << 20;
 
 /// Starts a proxy to the socket `backend`, and waits until it serves.
 fn proxy(lab: &Lab, listen: &str, backend: &str, options: &str) -> Running {
@@ -44,7 +44,7 @@ fn own_disk(lab: &Lab, socket: &str, file: &str) -> Running {
 }
 
 /// Starts a disk of qemu-storage-daemon.
-fn foreign_disk(lab: &Lab, name: &str) -> Background {
+pub(crate) fn foreign_disk(lab: &Lab, name: &str) -> Background {
     let file = lab.file(&format!("{name}.img"));
     std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
     let socket = lab.file(name);
@@ -58,7 +58,7 @@ fn foreign_disk(lab: &Lab, name: &str) -> Background {
 }
 
 /// Returns the shape of a frontend that uses what qemu-storage-daemon has, and what QEMU asks of a proxy.
-fn foreign_shape() -> FrontShape {
+pub(crate) fn foreign_shape() -> FrontShape {
     let protocol = PROTOCOL & !protocol_feature::INFLIGHT | protocol_feature::BACKEND_REQ;
     FrontShape { protocol, ..shape(2) }
 }
@@ -72,7 +72,7 @@ fn front(shape: FrontShape, name: &str, text: &str) -> Frontend {
 }
 
 /// Creates memory that has a secret in each page.
-fn secret_memory(secret: &str) -> OwnedFd {
+pub(crate) fn secret_memory(secret: &str) -> OwnedFd {
     let file = memfd(SECRET_BYTES).unwrap();
     for at in (0..SECRET_BYTES).step_by(4096) {
         rustix::io::pwrite(&file, secret.as_bytes(), at + 512).unwrap();
@@ -80,13 +80,13 @@ fn secret_memory(secret: &str) -> OwnedFd {
     file
 }
 
-fn connect(lab: &Lab, socket: &str, mut front: Frontend) -> std::io::Result<FrontDisk> {
+pub(crate) fn connect(lab: &Lab, socket: &str, mut front: Frontend) -> std::io::Result<FrontDisk> {
     front.connect(&lab.file(socket))?;
     FrontDisk::new(front)
 }
 
 /// Returns how often a text is in the memory and the descriptors of a process and of its descendants.
-fn hits(lab: &Lab, pid: Pid, text: &str) -> u64 {
+pub(crate) fn hits(lab: &Lab, pid: Pid, text: &str) -> u64 {
     let _ = std::fs::remove_file(lab.file("scanned"));
     for (name, content) in
         [("canary.py", CANARY), ("secret", text), ("scan", ""), ("pid", &pid.to_string())]
@@ -99,17 +99,17 @@ fn hits(lab: &Lab, pid: Pid, text: &str) -> u64 {
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{found}"))
 }
 
-fn status(lab: &Lab) -> String {
+pub(crate) fn status(lab: &Lab) -> String {
     lab.spawn(&[lab.program(), "status", "--socket", "status"]).succeed(MOMENT)
 }
 
 /// Waits until the status has this text.
-fn wait_for_status(lab: &Lab, text: &str) {
+pub(crate) fn wait_for_status(lab: &Lab, text: &str) {
     assert!(eventually(MOMENT, || status(lab).contains(text)), "{text}: {}", status(lab));
 }
 
-const QEMU: Need = Need::Program("qemu-storage-daemon", "qemu-system-common");
-const PYTHON: Need = Need::Program("python3", "python3");
+pub(crate) const QEMU: Need = Need::Program("qemu-storage-daemon", "qemu-system-common");
+pub(crate) const PYTHON: Need = Need::Program("python3", "python3");
 
 #[test]
 fn foreign_backend_behind_the_proxy_stores_data_and_sees_no_secret() {

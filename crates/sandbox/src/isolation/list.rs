@@ -1,14 +1,15 @@
 //! Made by `cargo xtask syscalls` from the `#syscall` lines in the sources. Not to be edited.
 
 use super::syscalls::{
-    Allowed, CARD, DAEMON, DISK, DRIVER, FRONTEND, PROXY, UPLINK, has, is, is_whole, lacks, masked,
-    on, own_pid,
+    Allowed, CARD, DAEMON, DISK, DRIVER, FRONTEND, PROXY, SHIELD, UPLINK, has, is, is_whole, lacks,
+    masked, on, own_pid,
 };
 
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
     // driver/src/pool_proxy/process.rs: hypervisors connect
+    // driver/src/shield/process.rs: hypervisors connect
     // driver/src/switch/domain.rs: launchers connect
     // driver/src/xen/status.rs: who asks for the status
     // nbd/src/export/server.rs: users of a disk connect
@@ -49,6 +50,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: waiting for clients
+    // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
@@ -66,6 +68,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: waiting for clients
     // vhost-user/src/device.rs: waiting for kicks of a virtual machine
+    // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -74,6 +77,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
+    // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_pwait, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -82,6 +86,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
+    // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
@@ -335,6 +340,7 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkfront/mod.rs: the frontend of a disk waits
     // driver/src/machine/process.rs: waiting for hypervisors, the storage and the session
     // driver/src/pool_proxy/process.rs: waiting for hypervisors, the backend and the session
+    // driver/src/shield/process.rs: waiting for hypervisors, a driver, the backend and the session
     // frontend/src/pressure.rs: pressure on the system's memory
     // nbd/src/client/host.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
@@ -344,6 +350,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // vhost-user/src/proxy/relay.rs: readiness of the sockets of a relay
+    // vhost-user/src/shield/connection.rs: an answer of the backend
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_ppoll, &[]),

@@ -1,4 +1,4 @@
-//! Seccomp list: the system calls that a frontend, an uplink, a driver domain, a disk, a card, a proxy or a daemon may make.
+//! Seccomp list: the system calls that a frontend, an uplink, a driver domain, a disk, a card, a shield, a proxy or a daemon may make.
 //!
 //! `cargo xtask syscalls` generates the list (`list.rs`) from `#syscall` lines. These stand beside
 //! the code that makes the calls, in all crates. Each line names the processes that need a call,
@@ -31,7 +31,7 @@
 // #syscall all set_robust_list,rseq: start of a thread
 // #syscall all prctl 0=PR_SET_NAME: start of a thread: its name, for who looks at it in `ps`
 // #syscall all prctl 0=0x41555856: PR_GET_AUXV: rustix asks where the vDSO is
-// #syscall driver,frontend,uplink,disk,proxy,card !openat: how many processors there are: a control group may say; else all
+// #syscall driver,frontend,uplink,disk,proxy,card,shield !openat: how many processors there are: a control group may say; else all
 // #syscall all sigaltstack: start and end of a thread: stack overflow is reported
 // #syscall all sched_getaffinity: start of a thread: the C library looks at its stack; how many threads pay
 // #syscall all futex: locks, joining threads
@@ -91,6 +91,8 @@ pub(super) const DISK: u8 = 1 << 4;
 pub(super) const PROXY: u8 = 1 << 5;
 /// Network card of a virtual machine, whose hypervisor connects to a socket.
 pub(super) const CARD: u8 = 1 << 6;
+/// Shield between a virtual machine and a foreign backend.
+pub(super) const SHIELD: u8 = 1 << 7;
 
 /// Process to which the list is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +112,7 @@ impl Confined {
             Confined::Domain(DomainKind::Disk) => DISK,
             Confined::Domain(DomainKind::Proxy) => PROXY,
             Confined::Domain(DomainKind::Card) => CARD,
+            Confined::Domain(DomainKind::Shield) => SHIELD,
             Confined::Domain(DomainKind::Guest) => 0,
             Confined::Daemon => DAEMON,
         }
@@ -258,7 +261,7 @@ mod tests {
 
     #[test]
     fn no_call_is_both_unconditional_and_conditional() {
-        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON, DISK, PROXY, CARD] {
+        for bit in [DRIVER, FRONTEND, UPLINK, DAEMON, DISK, PROXY, CARD, SHIELD] {
             let rows = || LIST.iter().filter(|row| row.who & bit != 0);
             for row in rows() {
                 let of_call = || rows().filter(|other| other.number == row.number);

@@ -59,7 +59,7 @@ impl Fixture {
     fn settle(&mut self) -> Vec<Option<Vec<u8>>> {
         let mut events = Vec::new();
         for _ in 0..4 {
-            self.host.poll(&mut events).unwrap();
+            self.host.poll(&mut events, Some(Duration::ZERO)).unwrap();
             for ready in core::mem::take(&mut events) {
                 self.queries.ready(ready, &mut context!(self, NOW));
             }

@@ -2,7 +2,7 @@
 //!
 //! A message can arrive in pieces. Its descriptors come with the header; a descriptor with a later byte is a fault.
 
-// #syscall proxy sendmsg: a message of a hypervisor or its backend, with its descriptors
+// #syscall proxy,shield sendmsg: a message of a hypervisor or its backend, with its descriptors
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -54,14 +54,14 @@ impl Outgoing {
 
 /// Kind of the messages that an end receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Request,
     Answer,
 }
 
 /// Result of an attempt to receive.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(crate) enum Incoming {
     Message(ProxyMessage),
     /// No whole message is there.
     Nothing,
@@ -87,33 +87,33 @@ pub struct End {
 }
 
 impl End {
-    pub(super) fn new(socket: OwnedFd) -> End {
+    pub(crate) fn new(socket: OwnedFd) -> End {
         End { socket, partial: None, outgoing: None }
     }
 
     /// Closes the connection without waiting, and what is in its queue.
-    pub(super) fn close(self) {
+    pub(crate) fn close(self) {
         dispose_socket(self.socket);
     }
 
     /// Returns `true` while a message waits for room.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.outgoing.is_some()
     }
 
     /// Puts a message into the place for one, which must be free.
-    pub(super) fn send(&mut self, message: Outgoing) {
+    pub(crate) fn send(&mut self, message: Outgoing) {
         debug_assert!(self.outgoing.is_none(), "one message at a time");
         self.outgoing = Some(message);
     }
 
     /// Returns the time at which half of a message is a fault.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.partial.as_ref().map(|partial| partial.since + HALF_MAX)
     }
 
     /// Checks that the rest of a message is not overdue.
-    pub(super) fn check_time(&self, now: Instant) -> Result<(), ProxyFault> {
+    pub(crate) fn check_time(&self, now: Instant) -> Result<(), ProxyFault> {
         match &self.partial {
             Some(partial) if partial.since + HALF_MAX <= now => {
                 let len = partial.header.map_or(HEADER_LEN, |header| HEADER_LEN + header.len);
@@ -125,7 +125,7 @@ impl End {
     }
 
     /// Sends as much as there is room for. Returns `false` if the peer has closed its connection.
-    pub(super) fn flush(&mut self) -> Result<bool, ProxyFault> {
+    pub(crate) fn flush(&mut self) -> Result<bool, ProxyFault> {
         while let Some(message) = &mut self.outgoing {
             let files: Vec<_> = match message.sent {
                 0 => message.files.each().collect(),
@@ -152,7 +152,7 @@ impl End {
     }
 
     /// Receives what is there of the next message.
-    pub(super) fn receive(&mut self, kind: Kind) -> Result<Incoming, ProxyFault> {
+    pub(crate) fn receive(&mut self, kind: Kind) -> Result<Incoming, ProxyFault> {
         let new = || Partial {
             bytes: Vec::new(),
             header: None,

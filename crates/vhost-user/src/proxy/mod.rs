@@ -64,7 +64,7 @@ mod filter;
 pub mod fuzzing;
 mod pool;
 mod relay;
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,7 @@ use ringfence_wire::vhost_user::protocol_feature as protocol;
 
 /// Way of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Decision {
+pub(crate) enum Decision {
     /// Passes without its descriptors.
     Pass,
     /// The filter has a rule for it.
@@ -15,7 +15,7 @@ pub(super) enum Decision {
 
 /// Answer to a request by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// None, or an acknowledgement on demand.
     None,
     /// Number of 64 bits.
@@ -30,7 +30,7 @@ pub(super) enum Answer {
 
 /// Length of a payload in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Length {
+pub(crate) enum Length {
     Exactly(usize),
     /// As the request's own fields say.
     Own,
@@ -38,14 +38,14 @@ pub(super) enum Length {
 
 /// Request of a frontend.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
-    pub(super) number: u32,
-    pub(super) name: &'static str,
-    pub(super) length: Length,
+pub(crate) struct Row {
+    pub(crate) number: u32,
+    pub(crate) name: &'static str,
+    pub(crate) length: Length,
     /// Protocol feature that must have been negotiated, or 0.
-    pub(super) feature: u64,
-    pub(super) answer: Answer,
-    pub(super) decision: Decision,
+    pub(crate) feature: u64,
+    pub(crate) answer: Answer,
+    pub(crate) decision: Decision,
 }
 
 const fn row(number: u32, name: &'static str, len: usize, decision: Decision) -> Row {
@@ -77,7 +77,7 @@ const STATE: &str = "a file for the state of a device could be any file";
 const SESSION: &str = "sessions of cryptographic devices carry keys of the guest";
 
 /// Requests of a frontend.
-pub(super) const REQUESTS: &[Row] = &{
+pub(crate) const REQUESTS: &[Row] = &{
     use Answer::{Config, Inflight, State, Word};
     use Decision::{Pass, Rule};
     [
@@ -132,12 +132,12 @@ pub(super) const REQUESTS: &[Row] = &{
 };
 
 /// Returns the row of a request.
-pub(super) fn request(number: u32) -> Option<&'static Row> {
+pub(crate) fn request(number: u32) -> Option<&'static Row> {
     REQUESTS.iter().find(|row| row.number == number)
 }
 
 /// Protocol features that a backend may have through the proxy: those of requests that pass.
-pub(super) const PASSED: u64 = {
+pub(crate) const PASSED: u64 = {
     let mut features = protocol::MULTIQUEUE | protocol::REPLY_ACK;
     let mut at = 0;
     while at < REQUESTS.len() {
@@ -147,11 +147,18 @@ pub(super) const PASSED: u64 = {
     features
 };
 
+/// Numbers of requests that a backend of Ringfence does not know.
+pub(crate) const SET_LOG_BASE: u32 = 6;
+pub(crate) const SET_LOG_FD: u32 = 7;
+pub(crate) const SEND_RARP: u32 = 19;
+pub(crate) const NET_SET_MTU: u32 = 20;
+pub(crate) const SET_CONFIG: u32 = 25;
+
 /// Number of the one request that a backend may send: its configuration space has changed.
-pub(super) const CONFIG_CHANGE: u32 = 2;
+pub(crate) const CONFIG_CHANGE: u32 = 2;
 
 /// Returns the name of a request of a backend.
-pub(super) fn channel_name(number: u32) -> Option<&'static str> {
+pub(crate) fn channel_name(number: u32) -> Option<&'static str> {
     Some(match number {
         1 => "IOTLB_MSG",
         CONFIG_CHANGE => "CONFIG_CHANGE_MSG",

@@ -4,7 +4,7 @@ use super::super::finding::Finding;
 use super::super::tree::Tree;
 
 /// Names of the processes that have a list, and their constants in the table.
-pub(super) const WHO: [(&str, &str); 7] = [
+pub(super) const WHO: [(&str, &str); 8] = [
     ("driver", "DRIVER"),
     ("frontend", "FRONTEND"),
     ("uplink", "UPLINK"),
@@ -12,6 +12,7 @@ pub(super) const WHO: [(&str, &str); 7] = [
     ("disk", "DISK"),
     ("proxy", "PROXY"),
     ("card", "CARD"),
+    ("shield", "SHIELD"),
 ];
 
 /// One system call of one line.
@@ -94,7 +95,7 @@ fn read(text: &str) -> Result<Vec<Row>, String> {
 
 fn who(text: &str) -> Result<u8, String> {
     if text == "all" {
-        return Ok((1 << WHO.len()) - 1);
+        return Ok((0..WHO.len()).fold(0, |all, bit| all | 1 << bit));
     }
     text.split(',').try_fold(0, |all, name| {
         let at = WHO.iter().position(|(known, _)| *known == name);

@@ -10,8 +10,8 @@ const HEAD: &str = "\
 //! Made by `cargo xtask syscalls` from the `#syscall` lines in the sources. Not to be edited.
 
 use super::syscalls::{
-    Allowed, CARD, DAEMON, DISK, DRIVER, FRONTEND, PROXY, UPLINK, has, is, is_whole, lacks, masked,
-    on, own_pid,
+    Allowed, CARD, DAEMON, DISK, DRIVER, FRONTEND, PROXY, SHIELD, UPLINK, has, is, is_whole, lacks,
+    masked, on, own_pid,
 };
 
 ";

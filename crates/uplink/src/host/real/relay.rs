@@ -239,8 +239,7 @@ mod tests {
     fn wait(host: &mut RealHost) -> RelayEvents {
         let (mut ready, mut events) = (Vec::new(), RelayEvents::default());
         while ready.is_empty() {
-            ringfence_sys::poll::wait_readable(host.wait_fd(), None).unwrap();
-            host.poll(&mut ready).unwrap();
+            host.poll(&mut ready, None).unwrap();
         }
         ready.into_iter().for_each(|event| events.add(event));
         events

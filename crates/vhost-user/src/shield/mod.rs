@@ -1,0 +1,76 @@
+//! Shield between a machine and a foreign backend: the backend sees a pool of the shield, and no memory of the machine.
+//!
+//! Guest, hypervisor and backend are unmodified. Towards the hypervisor the shield is the backend, and alone maps the
+//! machine's memory. Towards the backend it is the frontend, with memory of its own.
+//!
+//! ```text
+//!              ┌────────────────────────── Shield ──────────────────────────┐
+//!  hypervisor  │ End ── Device: memory, vrings, in-flight log               │
+//!  driver  <──>│ BackendQueue ── ShadowQueue ── DriverQueue in the pool     │<──> backend
+//!              │                 copies in, copies out   Connection         │
+//!              └────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A [`Shield`] serves one hypervisor at a time, on one thread, in rounds. Each connection to a backend has a fresh
+//! [`ShieldPool`]: a sealed memfd that holds vrings and buffers. A backend that comes later finds nothing in it that an
+//! earlier one left, and an earlier one sees nothing that a later one gets.
+//!
+//! # A request
+//!
+//! 1. The shield fetches a chain of the driver's once, and looks its addresses up ([`BackendQueue`]).
+//! 2. It takes a block of the pool, copies the readable bytes there, and fills the room for the writable ones with zeros.
+//! 3. It makes a chain of at most four descriptors available to the backend: the first readable segment and the last
+//!    writable one stay descriptors of their own if they are short (headers and states of requests), and the bytes
+//!    between are joined.
+//! 4. The used element of the backend is checked against private state ([`DriverQueue`]): its id is in flight, and is used
+//!    once; its length is clamped to the writable bytes. As many bytes are copied back, and always the last
+//!    [`STATUS_MAX`](shadow::STATUS_MAX), where a disk puts its status.
+//! 5. The driver's chain is returned with the clamped length.
+//!
+//! Without room in the pool or in the backend's vring the chain waits, and the vring takes no further one. Each vring has a
+//! reserve, so receive buffers that fill the pool do not stop the other direction.
+//!
+//! # Messages
+//!
+//! | message | decision |
+//! |---|---|
+//! | `GET_FEATURES`, `SET_FEATURES` | features of the kind of device pass; those of vrings are the shield's own. Not offered: packed rings, order, `LOG_ALL`, reset of one vring |
+//! | `GET_PROTOCOL_FEATURES`, `SET_...` | `MQ`, `CONFIG`, `RARP`, `MTU` of the backend; `REPLY_ACK`, `BACKEND_REQ`, `INFLIGHT` are the shield's own |
+//! | `SET_MEM_TABLE`, `SET_VRING_*`, `GET_VRING_BASE`, `SET_OWNER`, `RESET_OWNER`, `SET_BACKEND_REQ_FD` | the shield's own; a vring that starts or stops does so at the backend |
+//! | `GET_INFLIGHT_FD`, `SET_INFLIGHT_FD` | the shield keeps the log |
+//! | `GET_QUEUE_NUM` | the backend's number |
+//! | `GET_CONFIG`, `SET_CONFIG`, `SEND_RARP`, `NET_SET_MTU` | pass |
+//! | `SET_LOG_BASE`, `SET_LOG_FD` | refused: a machine cannot migrate |
+//! | all others | refused by their names |
+//!
+//! The backend gets `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `GET_QUEUE_NUM`, `SET_OWNER`, features, one `SET_MEM_TABLE` with
+//! the pool, and the messages of vrings. The shield waits for its answers, at most [`ANSWER_MAX`].
+//!
+//! # Guarantees
+//!
+//! * The backend gets descriptors of its pool and of eventfds of the shield, and no others. Addresses in the pool say
+//!   nothing about the address space of the shield.
+//! * The machine's memory is written only where a driver's chain, fetched and validated, is writable.
+//! * A hypervisor, a driver or a backend that breaks a rule ([`ShieldFault`]) loses its connection. With
+//!   [`ShieldOptions::reconnect`] the end of the backend alone, by any reason, costs the driver nothing but time: the next
+//!   backend gets the chains in flight once more, in their order.
+//! * While both ends are busy, a request costs no allocation and no system call. Nobody's eventfd can block the shield.
+
+mod arena;
+mod connection;
+mod device;
+mod fault;
+#[cfg(any(test, feature = "test-utils"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod pool;
+mod shadow;
+#[cfg(test)]
+mod tests;
+
+pub use connection::ANSWER_MAX;
+pub use device::{Broken, Outcome, Shield, ShieldOptions};
+pub use fault::ShieldFault;
+pub use pool::{POOL_MIN, ShieldPool};
+#[cfg(doc)]
+use ringfence_ring::split::{DriverQueue, backend::BackendQueue};

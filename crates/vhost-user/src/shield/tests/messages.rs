@@ -1,0 +1,487 @@
+//! A hypervisor, a shield and a backend, in a thread each.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ringfence_memory::DeviceAccess::{Read, Write};
+use ringfence_platform::Counters;
+use ringfence_sys::descriptors::{FileIdentity, identity};
+use ringfence_sys::event_signal::EventSignal;
+use ringfence_sys::poll::{wait_any, wait_readable};
+use ringfence_wire::vhost_user::{
+    LOG_ALL, PROTOCOL_FEATURES, Request, number, protocol_feature as protocol,
+};
+use ringfence_wire::virtio::{feature, flag};
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::PoolRule;
+use crate::device::{Device, DeviceOffer, LOG_FILE_MAX, RequestAnswer};
+use crate::messages::{self, Incoming};
+use crate::proxy::table::REQUESTS;
+use crate::shield::{Outcome, Shield, ShieldOptions};
+use crate::testing::{FrontShape, Frontend, log_file, memfd, state, words};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const POOL: u64 = 16 << 20;
+/// Feature of the kind of device.
+const OWN: u64 = 1 << 5;
+/// Features of a backend, of which some do not pass.
+const OFFERED: u64 = OWN
+    | feature::INDIRECT
+    | feature::EVENT_IDX
+    | feature::VERSION_1
+    | feature::IN_ORDER
+    | 1 << 34
+    | 1 << 40
+    | LOG_ALL
+    | PROTOCOL_FEATURES;
+
+/// Behaviour of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum Behaviour {
+    /// Fills all room with its number, and uses each chain.
+    #[default]
+    Honest,
+    /// Takes chains and never uses one.
+    Silent,
+    /// Uses each chain twice.
+    Twice,
+    /// Closes its connection at this request.
+    LeavesAt(u32),
+    /// Answers this request with another number.
+    Confused(u32),
+    /// Offers no feature of its own kind.
+    Poor,
+}
+
+/// Observations of all backends.
+#[derive(Debug, Default)]
+struct Seen {
+    requests: Vec<u32>,
+    /// Files that came to a backend.
+    files: Vec<FileIdentity>,
+    taken: usize,
+}
+
+/// Shield in a thread of its own, and backends in others.
+struct Served {
+    thread: JoinHandle<Vec<String>>,
+    stop: Arc<AtomicBool>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+fn offer(behaviour: Behaviour) -> DeviceOffer {
+    let features = if behaviour == Behaviour::Poor { OFFERED & !OWN } else { OFFERED };
+    let protocol = protocol::CONFIG | protocol::MULTIQUEUE | protocol::INFLIGHT | 1 << 1 | 1 << 11;
+    DeviceOffer { features, protocol, vrings: 4, queues: 2, mtu: u16::MAX }
+}
+
+/// Serves one shield until it closes the connection.
+fn backend(
+    socket: &OwnedFd,
+    number: u8,
+    behaviour: Behaviour,
+    seen: &Mutex<Seen>,
+    stop: &AtomicBool,
+) {
+    let signal = EventSignal::new().unwrap();
+    let mut device =
+        Device::new(offer(behaviour), vec![number; 60], PoolRule::AtMost(POOL), signal).unwrap();
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let counters = Counters::default();
+    let mut used = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let mut files = [PollFd::new(socket, PollFlags::IN), PollFd::new(&epoll, PollFlags::IN)];
+        wait_any(&mut files, Some(Instant::now() + Duration::from_millis(1))).unwrap();
+        loop {
+            let message = match messages::receive(socket, &counters).unwrap() {
+                Incoming::Message(message) => message,
+                Incoming::Nothing => break,
+                Incoming::Gone => return,
+            };
+            let request = message.header.request;
+            let mut seen = seen.lock().unwrap();
+            seen.requests.push(request);
+            seen.files.extend(message.files.each().map(|file| identity(file).unwrap()));
+            drop(seen);
+            match behaviour {
+                Behaviour::LeavesAt(number) if number == request => return,
+                Behaviour::Confused(number) if number == request => {
+                    let other = RequestAnswer::Word(7);
+                    let header = ringfence_wire::vhost_user::Header {
+                        request: request + 1,
+                        ..message.header
+                    };
+                    messages::answer(socket, &header, &other, true, &counters).unwrap();
+                    continue;
+                }
+                _ => {}
+            }
+            let answer = match message.request {
+                // The device of the test offers all that it has.
+                Request::GetFeatures => RequestAnswer::Word(offer(behaviour).features),
+                parsed => device.handle(parsed, message.files, epoll.as_fd()).unwrap(),
+            };
+            messages::answer(socket, &message.header, &answer, device.acknowledges(), &counters)
+                .unwrap();
+        }
+        let (memory, vrings, signal) = device.parts();
+        for vring in vrings {
+            let Some(queue) = &mut vring.queue else { continue };
+            let table = |address, len| {
+                let (lent, offset) = memory.at(address, len).ok()?;
+                lent.slice(offset, len).ok()
+            };
+            while let Some(head) = queue.take(table, &mut used).unwrap() {
+                seen.lock().unwrap().taken += 1;
+                if behaviour == Behaviour::Silent {
+                    continue;
+                }
+                let mut len = 0;
+                for link in used.iter().filter(|link| link.flags & flag::WRITE != 0) {
+                    let (lent, at) = memory.at(link.address, link.len as usize).unwrap();
+                    lent.copy_from(at, &vec![number; link.len as usize]).unwrap();
+                    len += link.len;
+                }
+                queue.finish(head, len);
+                if behaviour == Behaviour::Twice {
+                    queue.finish(head, len);
+                }
+            }
+            let _ = queue.arm(0);
+            vring.publish(signal);
+        }
+    }
+}
+
+/// Serves a hypervisor. The first backend has the first behaviour, and so on; the last one's repeats.
+fn serve(reconnect: bool, behaviours: &'static [Behaviour]) -> (Served, UnixStream) {
+    let (own, socket) = UnixStream::pair().unwrap();
+    own.set_nonblocking(true).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::<Mutex<Seen>>::default();
+    let (stopped, noted) = (Arc::clone(&stop), Arc::clone(&seen));
+    let signal = EventSignal::new().unwrap();
+    let mut shield = Shield::new(ShieldOptions { reconnect }, signal).unwrap();
+    (0..2).for_each(|_| shield.add_log_file(log_file(LOG_FILE_MAX).unwrap()));
+    shield.connect(own.into(), Instant::now()).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut faults, mut backends) = (Vec::new(), Vec::new());
+        while !stopped.load(Ordering::Relaxed) && shield.has_client() {
+            let mut result = shield.round(Instant::now());
+            if shield.wants_backend(Instant::now()) {
+                let (near, far) = UnixStream::pair().unwrap();
+                near.set_nonblocking(true).unwrap();
+                far.set_nonblocking(true).unwrap();
+                let number = backends.len();
+                let behaviour = *behaviours.get(number).or(behaviours.last()).unwrap();
+                let (seen, stop) = (Arc::clone(&noted), Arc::clone(&stopped));
+                backends.push(std::thread::spawn(move || {
+                    backend(
+                        &far.into(),
+                        u8::try_from(number + 1).unwrap(),
+                        behaviour,
+                        &seen,
+                        &stop,
+                    );
+                }));
+                result = result.and(
+                    shield.attach(near.into(), memfd(POOL).unwrap()).map(|()| Outcome::Worked),
+                );
+            }
+            match result {
+                Ok(Outcome::Worked) => continue,
+                Ok(Outcome::Idle) => {}
+                Err(broken) => {
+                    faults.push(broken.to_string());
+                    shield.lose(broken.party, Instant::now());
+                }
+            }
+            if !shield.arm() {
+                let mut files = [PollFd::from_borrowed_fd(shield.wait_fd(), PollFlags::IN)];
+                wait_any(&mut files, Some(Instant::now() + Duration::from_millis(2))).unwrap();
+            }
+            shield.clear_events(Instant::now());
+        }
+        stopped.store(true, Ordering::Relaxed);
+        drop(shield);
+        backends.into_iter().for_each(|backend| backend.join().unwrap());
+        faults
+    });
+    (Served { thread, stop, seen }, socket)
+}
+
+impl Served {
+    /// Ends the shield. Returns its faults.
+    fn stop(self) -> Vec<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+
+    /// Waits until the shield has closed the hypervisor's connection. Returns its faults.
+    fn ended(self) -> Vec<String> {
+        let begun = Instant::now();
+        while !self.thread.is_finished() {
+            assert!(begun.elapsed() < PATIENCE, "the hypervisor is served");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.thread.join().unwrap()
+    }
+
+    fn wait_for_taken(&self, count: usize) {
+        let begun = Instant::now();
+        while self.seen.lock().unwrap().taken < count {
+            assert!(begun.elapsed() < PATIENCE, "no chain reached the backend");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn shape() -> FrontShape {
+    FrontShape {
+        vrings: 2,
+        size: 8,
+        buffers: 1 << 20,
+        features: feature::INDIRECT | feature::EVENT_IDX | feature::VERSION_1 | OWN,
+        protocol: protocol::REPLY_ACK
+            | protocol::MULTIQUEUE
+            | protocol::CONFIG
+            | protocol::INFLIGHT
+            | protocol::BACKEND_REQ,
+        has_mark: false,
+    }
+}
+
+fn front(socket: UnixStream) -> Frontend {
+    let mut front = Frontend::new(shape()).unwrap();
+    front.attach(socket).unwrap();
+    front
+}
+
+fn push(front: &mut Frontend, vring: usize, token: u32) {
+    let at = front.buffers_at() + token as usize * 8192;
+    let ranges = [front.range(at, 16, Read), front.range(at + 16, 4096, Write)];
+    front.vrings[vring].driver.push(&ranges, token).unwrap();
+    front.kick(vring);
+}
+
+/// Waits for the next used chain. Returns its token and the first byte of its room.
+fn pop(front: &mut Frontend, vring: usize) -> (u32, u8) {
+    let begun = Instant::now();
+    loop {
+        let vring = &mut front.vrings[vring];
+        let _ = rustix::io::read(&vring.call, &mut [0; 8]);
+        if let Some(used) = vring.driver.pop().unwrap() {
+            let at = front.buffers_at() + used.token as usize * 8192 + 16;
+            let mut byte = [0];
+            front.memory.copy_to(at, &mut byte).unwrap();
+            return (used.token, byte[0]);
+        }
+        if !vring.driver.arm(1).unwrap() {
+            let left = PATIENCE.checked_sub(begun.elapsed()).expect("no answer in time");
+            wait_readable(&vring.call, Some(left)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn driver_is_served_by_a_backend_that_gets_no_descriptor_of_the_machine() {
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    for token in 0..100 {
+        push(&mut front, token as usize % 2, token % 8);
+        assert_eq!(pop(&mut front, token as usize % 2), (token % 8, 1));
+    }
+    let wanted = [[0, 60, 0].map(u32::to_ne_bytes).concat(), vec![9; 60]].concat();
+    let (config, _) = front.ask(number::GET_CONFIG, &wanted).unwrap();
+    assert_eq!(config[..], [&wanted[..12], &[1; 60]].concat());
+    assert_eq!(front.ask(number::GET_QUEUE_NUM, &[]).unwrap().0, words(&[2]));
+    let memory = [&front.file, &front.log.as_ref().unwrap().1, &front.vrings[0].kick]
+        .map(|file| identity(file).unwrap());
+    let seen = Arc::clone(&served.seen);
+    assert_eq!(served.stop(), [""; 0]);
+    let seen = seen.lock().unwrap();
+    // All eventfds have one identity, and the others are the pool.
+    assert!(seen.files.iter().all(|file| !memory[..2].contains(file)), "a file of the machine");
+    let others = seen.files.iter().filter(|file| **file != memory[2]).count();
+    assert_eq!(others, 1, "one pool");
+    for number in [number::GET_INFLIGHT_FD, number::SET_INFLIGHT_FD, number::SET_BACKEND_REQ_FD] {
+        assert!(!seen.requests.contains(&number), "{number}");
+    }
+    assert_eq!(seen.requests.iter().filter(|found| **found == number::SET_MEM_TABLE).count(), 1);
+}
+
+#[test]
+fn features_of_vrings_are_the_shields_own() {
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    let front = front(socket);
+    let word = |number| {
+        let (answer, _) = front.ask(number, &[]).unwrap();
+        u64::from_ne_bytes(answer[..].try_into().unwrap())
+    };
+    let expected = OWN
+        | feature::INDIRECT
+        | feature::EVENT_IDX
+        | feature::VERSION_1
+        | feature::ACCESS_PLATFORM
+        | PROTOCOL_FEATURES;
+    assert_eq!(word(number::GET_FEATURES), expected);
+    assert_eq!(word(number::GET_PROTOCOL_FEATURES), shape().protocol);
+    drop(front);
+    served.ended();
+}
+
+#[test]
+fn each_message_that_is_not_offered_is_refused_by_its_name() {
+    let offered = [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 21, 24, 25, 31, 32];
+    for row in REQUESTS.iter().filter(|row| !offered.contains(&row.number)) {
+        let (served, socket) = serve(false, &[Behaviour::Honest]);
+        let front = front(socket);
+        front.negotiate().unwrap();
+        // Of both that pass, the backend has no feature.
+        front.ask(row.number, &[0; 8]).unwrap_err();
+        let faults = served.ended();
+        assert!(faults[0].starts_with("the hypervisor: "), "{faults:?}");
+        assert!(faults[0].contains(row.name), "{}: {faults:?}", row.name);
+    }
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    front(socket).ask(99, &[]).unwrap_err();
+    assert!(served.ended()[0].contains("request 99 is refused"));
+}
+
+#[test]
+fn dirty_log_of_a_vring_is_refused() {
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    let front = front(socket);
+    front.negotiate().unwrap();
+    let address = [[0, 1].map(u32::to_ne_bytes).concat(), words(&[0, 0, 0, 0])].concat();
+    front.order(number::SET_VRING_ADDR, &address, &[]).unwrap_err();
+    assert_eq!(served.ended().len(), 1);
+}
+
+#[test]
+fn end_of_the_backend_ends_the_hypervisors_connection_without_reconnect() {
+    let (served, socket) = serve(false, &[Behaviour::LeavesAt(number::GET_CONFIG)]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    front.ask(number::GET_CONFIG, &[0; 12]).unwrap_err();
+    assert!(served.ended()[0].contains("the backend: vhost-user: the connection ended"));
+}
+
+#[test]
+fn next_backend_serves_chains_in_flight_and_the_message_at_which_one_has_left() {
+    let behaviours = &[Behaviour::LeavesAt(number::GET_VRING_BASE), Behaviour::Honest];
+    let (served, socket) = serve(true, behaviours);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    push(&mut front, 0, 0);
+    assert_eq!(pop(&mut front, 0), (0, 1));
+    let (answer, _) = front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
+    assert_eq!(answer, state(0, 1), "by the second one");
+    front.send_vring(0).unwrap();
+    for vring in 0..2 {
+        push(&mut front, vring, 1);
+        assert_eq!(pop(&mut front, vring), (1, 2));
+    }
+    assert_eq!(served.stop().len(), 1);
+}
+
+#[test]
+fn next_backend_serves_what_a_silent_one_left() {
+    let behaviours = &[Behaviour::Silent, Behaviour::Honest];
+    let (served, socket) = serve(true, behaviours);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    (0..5).for_each(|token| push(&mut front, 0, token));
+    served.wait_for_taken(5);
+    // The first one is still connected, so it is made to leave.
+    let (answer, _) = front.ask(number::GET_VRING_BASE, &state(1, 0)).unwrap();
+    assert_eq!(answer, state(1, 0));
+    drop(front);
+    assert_eq!(served.ended().len(), 1);
+}
+
+#[test]
+fn backend_that_uses_a_chain_twice_is_replaced_and_the_driver_sees_it_once() {
+    let (served, socket) = serve(true, &[Behaviour::Twice, Behaviour::Honest]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    (0..3).for_each(|token| push(&mut front, 0, token));
+    let mut tokens: Vec<_> = (0..3).map(|_| pop(&mut front, 0).0).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, [0, 1, 2]);
+    assert_eq!(front.vrings[0].driver.pop(), Ok(None));
+    let faults = served.stop();
+    assert!(faults[0].contains("the backend: vhost-user: vring 0: the device"), "{faults:?}");
+}
+
+#[test]
+fn answer_to_another_request_is_a_fault_of_the_backend() {
+    let (served, socket) = serve(false, &[Behaviour::Confused(number::GET_CONFIG)]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    front.ask(number::GET_CONFIG, &[0; 12]).unwrap_err();
+    let faults = served.ended();
+    assert!(faults[0].contains("the backend: vhost-user: an answer to request 25"), "{faults:?}");
+}
+
+#[test]
+fn backend_with_fewer_features_does_not_continue() {
+    let (served, socket) = serve(
+        true,
+        &[Behaviour::LeavesAt(number::GET_VRING_BASE), Behaviour::Poor, Behaviour::Honest],
+    );
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
+    let faults = served.stop();
+    assert!(faults[1].contains("0x20 are missing"), "{faults:?}");
+}
+
+#[test]
+fn next_shield_serves_what_is_in_the_log() {
+    let (served, socket) = serve(false, &[Behaviour::Silent]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    (0..5).for_each(|token| push(&mut front, 0, token));
+    served.wait_for_taken(5);
+    served.stop();
+    front.disconnect();
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    front.attach(socket).unwrap();
+    front.set_up().unwrap();
+    for token in 0..5 {
+        assert_eq!(pop(&mut front, 0), (token, 1));
+    }
+    assert_eq!(served.stop(), [""; 0]);
+}
+
+#[test]
+fn full_and_blocking_eventfd_of_the_driver_does_not_stop_the_shield() {
+    let (served, socket) = serve(false, &[Behaviour::Honest]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    let call = front.vrings[0].call.try_clone().unwrap();
+    // A shield interrupts a driver that may have missed something. The counter has room then for the test.
+    let _ = rustix::io::read(&call, &mut [0; 8]);
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    // Nobody reads the counter.
+    for token in 0..20 {
+        push(&mut front, 0, token % 8);
+        let begun = Instant::now();
+        while front.vrings[0].driver.pop().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "the shield is blocked");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    push(&mut front, 1, 0);
+    assert_eq!(pop(&mut front, 1), (0, 1));
+    assert_eq!(served.stop(), [""; 0]);
+}
