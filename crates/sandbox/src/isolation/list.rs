@@ -16,26 +16,26 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/server.rs: domains connect
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
     // vhost-user/src/clients.rs: clients of a socket
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_accept4, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_accept4, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
     // uplink/src/host/real/outbound.rs: source address of the guest's connections
     on(UPLINK | DAEMON, libc::SYS_bind, &[]),
     // sandbox/src/isolation/syscalls.rs: the allocator
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_brk, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_brk, &[]),
     // sandbox/src/isolation/syscalls.rs: timers
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_clock_getres, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_clock_getres, &[]),
     // block/src/blkback/worker.rs: the CPU time that a worker used; time, where the vDSO does not know it
     // sandbox/src/isolation/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_clock_gettime, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_clock_gettime, &[]),
     // sandbox/src/isolation/syscalls.rs: sleeping
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_clock_nanosleep, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_clock_nanosleep, &[]),
     // sandbox/src/isolation/syscalls.rs: threads; no processes, no namespaces (CLONE_NEW*)
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_clone, &[has(0, libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND), lacks(0, 0x7e02_0000)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_clone, &[has(0, libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND), lacks(0, 0x7e02_0000)]),
     // sandbox/src/isolation/syscalls.rs: reaches the filter that answers ENOSYS, so that `clone` is used: its flags can be seen
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_clone3, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_clone3, &[]),
     // sandbox/src/isolation/syscalls.rs: done with a descriptor
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_close, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_close, &[]),
     // nbd/src/client/link.rs: a disk's server
     // platform/src/xen/device.rs: the store
     // uplink/src/host/real/datagrams.rs: peer of a flow
@@ -52,7 +52,7 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/clients.rs: waiting for clients
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // xenstore/src/pump.rs: the store waits for its clients
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_create1, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
     // block/src/storage/file/uring.rs: a device with discards waits for its ring and for a thread
@@ -70,7 +70,7 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/device.rs: waiting for kicks of a virtual machine
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // xenstore/src/pump.rs: the store waits for its clients
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_ctl, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // platform/src/vhost.rs: waiting for calls and errors
@@ -79,7 +79,7 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
     // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_pwait, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_pwait, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // platform/src/vhost.rs: waiting for calls and errors
@@ -88,10 +88,10 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
     // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD, libc::SYS_epoll_pwait2, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     #[cfg(target_arch = "x86_64")]
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_epoll_wait, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_epoll_wait, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
@@ -104,11 +104,12 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/team.rs: frames are handed to another thread
     // vhost-user/src/device.rs: what the files of vrings are compared with
     // vhost-user/src/proxy/filter.rs: what the files of vrings are compared with
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_eventfd2, &[]),
+    // vhost-user/src/shield/connection.rs: kicks and calls between the shield and a backend
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_eventfd2, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_exit, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_exit, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_exit_group, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_exit_group, &[]),
     // block/src/storage/file/facts.rs: whether ranges can be given up
     // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
     // block/src/storage/memory.rs: disks in memory; their memory is made before
@@ -118,9 +119,10 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/pages.rs: revoking: punching pages out of one's own arena
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_fallocate, &[]),
     // sandbox/src/channel.rs: a second handle
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
+    // vhost-user/src/shield/connection.rs: descriptors of the pool and of eventfds for the backend
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
     // sandbox/src/isolation/syscalls.rs: descriptor flags
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_fcntl, &[is(1, libc::F_GETFD)]),
     // block/src/storage/file/facts.rs: O_DIRECT
     // platform/src/local/arena.rs: whether an arena is open for writing
     // xenstore/src/transport.rs: O_NONBLOCK
@@ -128,13 +130,13 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/arena.rs: an arena's exact seals
     // vhost-user/src/memory.rs: a file of a hypervisor that cannot shrink
     // vhost-user/src/proxy/pool.rs: kind of a file that a hypervisor hands over
-    on(DRIVER | FRONTEND | DAEMON | DISK | PROXY | CARD, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
+    on(DRIVER | FRONTEND | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
     // sys/src/byte_lock.rs: whether QEMU uses a disk
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_OFD_GETLK)]),
     // sys/src/byte_lock.rs: the locks by which QEMU knows that a disk is in use
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_OFD_SETLK)]),
     // sandbox/src/isolation/syscalls.rs: descriptor flags
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
     // block/src/storage/file/facts.rs: O_DIRECT
     // xenstore/src/transport.rs: O_NONBLOCK
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
@@ -162,17 +164,17 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/xen/records.rs: records of queues
     on(DAEMON, libc::SYS_ftruncate, &[]),
     // sandbox/src/isolation/syscalls.rs: locks, joining threads
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_futex, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_futex, &[]),
     // link/src/datagram.rs: finding out that the socket of a virtual machine is connected
     // nbd/src/client/link.rs: a disk's server
     // uplink/src/host/real/datagrams.rs: address of the peer
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
     // sandbox/src/isolation/syscalls.rs: abort
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_getpid, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_getpid, &[]),
     // sandbox/src/isolation/syscalls.rs: hash tables; domain keys
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_getrandom, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_getrandom, &[]),
     // sandbox/src/isolation/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_getrusage, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_getrusage, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     // uplink/src/host/real/datagrams.rs: port of the socket
     on(UPLINK | DAEMON, libc::SYS_getsockname, &[]),
@@ -195,17 +197,17 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/udp/relay.rs: address family and type of a socket
     // vhost-user/src/device.rs: the type of a socket for requests
     // vhost-user/src/proxy/filter.rs: the type of a socket for requests
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
     // sandbox/src/isolation/syscalls.rs: locks; abort
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_gettid, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_gettid, &[]),
     // sys/src/event_signal.rs: interrupts of a virtual machine that cannot block
-    on(UPLINK | DISK | CARD, libc::SYS_io_destroy, &[]),
+    on(UPLINK | DISK | CARD | SHIELD, libc::SYS_io_destroy, &[]),
     // sys/src/event_signal.rs: results of these interrupts
-    on(UPLINK | DISK | CARD, libc::SYS_io_getevents, &[]),
+    on(UPLINK | DISK | CARD | SHIELD, libc::SYS_io_getevents, &[]),
     // sys/src/event_signal.rs: interrupts of a virtual machine that cannot block
-    on(UPLINK | DISK | CARD, libc::SYS_io_setup, &[]),
+    on(UPLINK | DISK | CARD | SHIELD, libc::SYS_io_setup, &[]),
     // sys/src/event_signal.rs: interrupts of a virtual machine; reads and writes of files that are open
-    on(UPLINK | DISK | CARD, libc::SYS_io_submit, &[]),
+    on(UPLINK | DISK | CARD | SHIELD, libc::SYS_io_submit, &[]),
     // memory/src/uring.rs: disks; the ring allows what the list does (`pool.rs`)
     on(DRIVER | DAEMON | DISK, libc::SYS_io_uring_enter, &[lacks(3, 0xffff_fffe_u32.cast_signed()), is_whole(4, 0)]),
     // platform/src/xen/abi.rs: evtchn: allocating
@@ -291,29 +293,29 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/pages.rs: whether a punched page has left the file
     on(DRIVER | FRONTEND | CARD, libc::SYS_lseek, &[is(2, libc::SEEK_DATA)]),
     // memory/src/mapping.rs: lent memory stays out of core files
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_DONTDUMP)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_DONTDUMP)]),
     // sandbox/src/isolation/syscalls.rs: the allocator; stacks of old threads
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_DONTNEED)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_DONTNEED)]),
     // sandbox/src/isolation/syscalls.rs: the allocator
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_FREE)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_FREE)]),
     // sandbox/src/isolation/syscalls.rs: undoing other advice
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_NORMAL)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_NORMAL)]),
     // memory/src/mapping.rs: touching pages ahead of use
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_READ)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_READ)]),
     // memory/src/mapping.rs: touching pages ahead of use
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_WRITE)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_madvise, &[is(2, libc::MADV_POPULATE_WRITE)]),
     // memory/src/mapping.rs: mapping lent memory and rings; reserving addresses
     // sandbox/src/isolation/syscalls.rs: the allocator; stacks
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_mmap, &[lacks(2, libc::PROT_EXEC)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_mmap, &[lacks(2, libc::PROT_EXEC)]),
     // sandbox/src/isolation/syscalls.rs: guard pages; the allocator
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_mprotect, &[lacks(2, libc::PROT_EXEC)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_mprotect, &[lacks(2, libc::PROT_EXEC)]),
     // memory/src/mapping.rs: giving mappings back
     // sandbox/src/isolation/syscalls.rs: the allocator
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_munmap, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_munmap, &[]),
     // sandbox/src/isolation/syscalls.rs: sleeping
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_nanosleep, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_nanosleep, &[]),
     // sandbox/src/isolation/syscalls.rs: fstat, as newer C libraries do it
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)]),
     // driver/src/xen/config/error.rs: whether a file is there
     on(DAEMON, libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)]),
     // driver/src/xen/config/error.rs: the same, by a library that knows the older call
@@ -334,7 +336,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     // sys/src/poll.rs: a thread sleeps until a file is ready
     #[cfg(target_arch = "x86_64")]
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_poll, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_poll, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
@@ -353,11 +355,11 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/shield/connection.rs: an answer of the backend
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_ppoll, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_ppoll, &[]),
     // sandbox/src/isolation/syscalls.rs: PR_GET_AUXV: rustix asks where the vDSO is
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
     // sandbox/src/isolation/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
     // block/src/storage/file/facts.rs: the signature of a disk image
     // block/src/storage/qcow2/header.rs: the header of an image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
@@ -367,7 +369,7 @@ pub(super) const LIST: &[Allowed] = &[
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_preadv, &[]),
     // sandbox/src/isolation/syscalls.rs: reading a limit of its own, setting none
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_pwrite64, &[]),
     // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory
@@ -387,14 +389,14 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink-process/src/egress/document.rs: another policy
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_read, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_read, &[]),
     // block/src/storage/folders.rs: where a disk is, when all links are followed
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_readlink, &[]),
     // block/src/storage/folders.rs: where a disk is, when all links are followed
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_readv, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_readv, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
     // link/src/datagram.rs: frames on a datagram socket
     // link/src/stream.rs: frames on a stream socket
@@ -404,7 +406,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     // vhost-user/src/messages.rs: payload of a message
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_recvfrom, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_recvfrom, &[]),
     // sys/src/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
@@ -414,22 +416,22 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/message.rs: a message with its descriptors, or a look at it
     // sys/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_recvmsg, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_recvmsg, &[]),
     // sandbox/src/isolation/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_restart_syscall, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_restart_syscall, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_rseq, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_rseq, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread; abort; stack overflow
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_rt_sigaction, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_rt_sigaction, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread; abort; stack overflow
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_rt_sigprocmask, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_rt_sigprocmask, &[]),
     // sandbox/src/isolation/syscalls.rs: return from a signal handler
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_rt_sigreturn, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_rt_sigreturn, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread: the C library looks at its stack; how many threads pay
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_sched_getaffinity, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sched_getaffinity, &[]),
     // block/src/blkback/worker.rs: polling threads let others run
     // sandbox/src/isolation/syscalls.rs: locks of libraries spin
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_sched_yield, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_sendmmsg, &[]),
     // link/src/stream.rs: frames on a stream socket
@@ -440,7 +442,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
     // vhost-user/src/messages.rs: the file of an in-flight log for a hypervisor
     // vhost-user/src/proxy/end.rs: a message of a hypervisor or its backend, with its descriptors
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_sendmsg, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sendmsg, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
     // link/src/datagram.rs: frames on a datagram socket
     // memory/src/iolist.rs: what goes from lent pages into a socket
@@ -451,9 +453,9 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy; bytes that waited for room
     // vhost-user/src/device.rs: a change of the configuration space
     // vhost-user/src/messages.rs: answers to a hypervisor
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_sendto, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_set_robust_list, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_set_robust_list, &[]),
     // uplink/src/host/real/datagrams.rs: message filter
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
     // sys/src/datagrams.rs: errors and destination of a datagram
@@ -480,7 +482,7 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/xen/status.rs: SO_SNDTIMEO after 2038: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
     // sys/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
     // uplink/src/host/real/datagrams.rs: interface of questions to multicast groups
     // uplink/src/host/real/outbound.rs: interface of the guest's connections
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_BINDTODEVICE)]),
@@ -489,7 +491,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)]),
     // sys/src/descriptors/disposal.rs: a socket that a peer sent closes at once
     // uplink/src/host/real/tcp.rs: resets
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_LINGER)]),
     // uplink/src/host/real/tcp.rs: urgent data
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)]),
     // sys/src/socket.rs: peeking on from where the last peek ended
@@ -502,9 +504,9 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: telling a peer that there is no more
     // sys/src/descriptors/disposal.rs: the peer of a socket that is disposed of sees the end at once
     // uplink/src/host/real/tcp.rs: the guest has closed its direction
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_shutdown, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_shutdown, &[]),
     // sandbox/src/isolation/syscalls.rs: start and end of a thread: stack overflow is reported
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_sigaltstack, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sigaltstack, &[]),
     // nbd/src/client/link.rs: a disk's server, and finding it by its name
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_INET)]),
     // uplink/src/host/real/datagrams.rs: UDP, echo
@@ -530,11 +532,11 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/mod.rs: which device a peer sent
     // sys/src/descriptors/mod.rs: which file a peer sent
     // vhost-user/src/memory.rs: size of a virtual machine's memory
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
     on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
     // sandbox/src/isolation/syscalls.rs: abort
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_tgkill, &[own_pid(0)]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_tgkill, &[own_pid(0)]),
     // nbd/src/client/queue.rs: how long a server may take
     on(DRIVER | DAEMON | DISK, libc::SYS_timerfd_create, &[]),
     // nbd/src/client/queue/connection.rs: how long a server may take
@@ -564,16 +566,16 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/mailbox.rs: one thread wakes another
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_write, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_write, &[]),
     // memory/src/iolist.rs: frames in several parts, from lent pages
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_writev, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_writev, &[]),
 ];
 
 /// System calls that libraries try, and that are refused: the libraries have another way.
 #[rustfmt::skip]
 pub(super) const REFUSED: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: the allocator tries it for a large buffer that grows, and copies
-    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD, libc::SYS_mremap, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_mremap, &[]),
     // sandbox/src/isolation/syscalls.rs: how many processors there are: a control group may say; else all
-    on(DRIVER | FRONTEND | UPLINK | DISK | PROXY | CARD, libc::SYS_openat, &[]),
+    on(DRIVER | FRONTEND | UPLINK | DISK | PROXY | CARD | SHIELD, libc::SYS_openat, &[]),
 ];
