@@ -158,6 +158,9 @@ fn inner_pid(domain: &DomainProcess) -> i32 {
 /// Work that the disk of a virtual machine does not do.
 const NOT_FOR_DISKS: [&str; 2] = ["lent: an arena's file system", "O_NONBLOCK"];
 
+/// Work that the network card of a virtual machine does not do.
+const NOT_FOR_CARDS: [&str; 1] = ["O_NONBLOCK"];
+
 /// Work that the proxy before a foreign backend does not do: it maps no memory of a machine, and writes none. A shield
 /// reads and writes mapped memory alone, and waits by an epoll.
 const NOT_FOR_PROXIES: [&str; 6] = [
@@ -187,6 +190,7 @@ fn check(kind: DomainKind, report: &Report) {
             || what.starts_with("lent: ") && kind == DomainKind::Uplink
             || what.starts_with("uplink: ") && kind != DomainKind::Uplink
             || NOT_FOR_DISKS.contains(&what.as_str()) && kind == DomainKind::Disk
+            || NOT_FOR_CARDS.contains(&what.as_str()) && kind == DomainKind::Card
             || NOT_FOR_PROXIES.contains(&what.as_str()) && kind == DomainKind::Proxy
             || what != "epoll"
                 && (what == "lent: read from an arena" || NOT_FOR_PROXIES.contains(&what.as_str()))

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Maximum wait for a socket at which another process listens.
-const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Creates the socket. The process of a session that was killed holds it for a moment.
 pub(super) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {

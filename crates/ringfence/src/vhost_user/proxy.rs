@@ -1,6 +1,6 @@
 //! `ringfence pool-proxy`: the session that starts the proxy process, and connects it to the backend.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
