@@ -36,15 +36,15 @@ use crate::doctor::DoctorArgs;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
-    FilterArgs, LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, TerminalChoice,
-    UplinkChoice, ViewOptions,
+    FilterArgs, LinkChoice, Options, Protect, SwitchChoice, TerminalChoice, UplinkChoice,
+    ViewOptions, parse_shared_switch,
 };
 use crate::status::StatusArgs;
 use crate::top::TopArgs;
 use crate::vhost_user::{PoolProxyArgs, ShieldArgs, VhostUserArgs};
 use ringfence_driver::xen::args::ServeArgs;
 use ringfence_frontend::attach::AttachArgs;
-use ringfence_guest::names::{parse_name, parse_switch_name};
+use ringfence_guest::names::parse_name;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::interface::parse_interface;
 use ringfence_pasta::args::PastaArgs;
@@ -522,19 +522,6 @@ impl RunArgs {
             command: self.command,
         }
     }
-}
-
-/// Parses the name of a switch that guests may share.
-pub(crate) fn parse_shared_switch(text: &str) -> Result<String, String> {
-    let name = parse_switch_name(text).map_err(|error| error.to_string())?;
-    let number = name.strip_prefix(PRIVATE_PREFIX);
-    if number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) {
-        return Err(format!(
-            "`{name}` is the name of a switch that one guest has for itself; guests meet on a switch \
-             that all of them name by --switch"
-        ));
-    }
-    Ok(name)
 }
 
 #[cfg(test)]

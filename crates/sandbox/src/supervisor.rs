@@ -246,7 +246,11 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
     match kind {
         DomainKind::Guest => {}
-        DomainKind::Uplink | DomainKind::Disk | DomainKind::Proxy | DomainKind::Card | DomainKind::Shield => {
+        DomainKind::Uplink
+        | DomainKind::Disk
+        | DomainKind::Proxy
+        | DomainKind::Card
+        | DomainKind::Shield => {
             leave_terminal().map_err(&fail)?;
         }
         DomainKind::Driver | DomainKind::Frontend => {

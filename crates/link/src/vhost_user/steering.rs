@@ -25,7 +25,7 @@ impl Steering {
         Steering { pairs: vec![0; if pairs > 1 { ENTRIES } else { 0 }] }
     }
 
-    /// Forgets all flows.
+    /// Forgets all flows: the next frame of each is sent by the first pair.
     pub(super) fn forget(&mut self) {
         self.pairs.fill(0);
     }

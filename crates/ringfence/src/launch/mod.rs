@@ -45,7 +45,7 @@ mod view;
 
 pub use filter::FilterArgs;
 pub use options::{LinkChoice, Options, Protect, SwitchChoice, TerminalChoice, UplinkChoice};
-pub use rendezvous::PRIVATE_PREFIX;
+pub(crate) use rendezvous::parse_shared_switch;
 pub use view::{PrivatePlace, ViewOptions};
 
 use std::ffi::OsString;

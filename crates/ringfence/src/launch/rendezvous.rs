@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::options::SwitchChoice;
 use super::report::Reporter;
 use ringfence_driver::proof;
+use ringfence_guest::names::parse_switch_name;
 use ringfence_hostnet::runtime_dir::{Lock, RuntimeDir, RuntimeDirError};
 use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_sys::descriptors::Descriptors;
@@ -23,7 +24,20 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// First part of the name of a switch that one guest has for itself. The process number of its launcher follows.
-pub const PRIVATE_PREFIX: &str = "private-";
+const PRIVATE_PREFIX: &str = "private-";
+
+/// Parses the name of a switch that guests may share.
+pub(crate) fn parse_shared_switch(text: &str) -> Result<String, String> {
+    let name = parse_switch_name(text).map_err(|error| error.to_string())?;
+    let number = name.strip_prefix(PRIVATE_PREFIX);
+    if number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) {
+        return Err(format!(
+            "`{name}` is the name of a switch that one guest has for itself; guests meet on a switch \
+             that all of them name by --switch"
+        ));
+    }
+    Ok(name)
+}
 
 /// Attachment of a guest to a driver domain.
 #[derive(Debug)]

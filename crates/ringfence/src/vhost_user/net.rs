@@ -35,7 +35,7 @@ use ringfence_vhost_user::PoolRule;
 
 use super::common::{listen, say};
 use super::session::{DeviceReport, DeviceSession, Outcome, Report, exit_status};
-use crate::cli::parse_shared_switch;
+use crate::launch::parse_shared_switch;
 
 /// MTU on a switch or a TAP: that of Ethernet.
 const MTU_DEFAULT: u16 = 1500;

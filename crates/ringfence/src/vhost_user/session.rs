@@ -171,7 +171,8 @@ impl DeviceSession {
                     Report::Machine(state) => self.status.take(state).into_iter().for_each(say),
                     Report::Failed(why) => bail!("the {name} failed: {}", printable(&why)),
                     Report::Traffic(traffic) => {
-                        self.status.take_totals(UplinkTotals { traffic, ..UplinkTotals::default() });
+                        self.status
+                            .take_totals(UplinkTotals { traffic, ..UplinkTotals::default() });
                     }
                     Report::Own(message) => part.take(message, domain.channel())?,
                 }

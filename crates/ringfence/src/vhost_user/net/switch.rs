@@ -22,8 +22,8 @@ use super::{CardSession, NetArgs};
 use crate::launch::SwitchChoice;
 use crate::launch::rendezvous::{self, Attachment, RendezvousError};
 use crate::launch::report::{Loudness, Reporter};
-use crate::vhost_user::session::{Outcome, SessionPart, exit_status};
 use crate::vhost_user::common::{LISTEN_TIMEOUT, say};
+use crate::vhost_user::session::{Outcome, SessionPart, exit_status};
 
 /// Access mode of the backend: the pages of the card's process stay mapped.
 const MODE: Mode = Mode::Staging;
