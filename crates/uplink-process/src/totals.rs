@@ -174,7 +174,7 @@ mod tests {
         let totals = source.read();
         assert!(totals.queues.is_empty());
         let text = QueueSentence(&totals.traffic).to_string();
-        assert_eq!(text, "3 KiB sent by the guest, 0 B received, 5 handed over");
+        assert_eq!(text, "3072 B sent by the guest, 0 B received, 5 handed over");
     }
 
     #[test]

@@ -265,7 +265,7 @@ mod tests {
             "limits:         none\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
-            "up0.1:          3 KiB sent by the guest, 0 B received, 2 handed over\n",
+            "up0.1:          3072 B sent by the guest, 0 B received, 2 handed over\n",
             "vbd2.0:         512 B read, 0 B written\n",
             "vif2.0:         rules broken: tx_producer_overflow 1\n",
         ] {

@@ -112,11 +112,11 @@ pub struct NetArgs {
     pub name: Option<String>,
 
     /// TCP ports of the host that lead to the machine, as with `passt -t`
-    #[arg(short = 't', long, value_name = "SPEC", requires = "uplink", help_heading = OF_UPLINK)]
+    #[arg(short = 't', long, value_name = "SPEC", conflicts_with_all = ["switch", "tap"], help_heading = OF_UPLINK)]
     pub tcp_ports: Vec<PastaForwardSpec>,
 
     /// UDP ports of the host that lead to the machine, as with `passt -u`
-    #[arg(short = 'u', long, value_name = "SPEC", requires = "uplink", help_heading = OF_UPLINK)]
+    #[arg(short = 'u', long, value_name = "SPEC", conflicts_with_all = ["switch", "tap"], help_heading = OF_UPLINK)]
     pub udp_ports: Vec<PastaForwardSpec>,
 
     #[command(flatten)]

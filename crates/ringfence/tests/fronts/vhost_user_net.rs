@@ -135,7 +135,7 @@ fn machine_reaches_what_its_egress_policy_allows_and_nothing_else() {
 fn super_packets_pass_whole_between_a_machine_and_a_guest_on_a_switch() {
     require!(Need::Root);
     let world = world!();
-    let options = format!("--switch lab --address {MACHINE}/24 --status-socket status --name vm");
+    let options = format!("--switch lab --address {MACHINE}/24 --status-socket status --name card");
     let running = net(&world, &options);
     let guest = guest(&world);
     let script = format!(
@@ -146,10 +146,10 @@ fn super_packets_pass_whole_between_a_machine_and_a_guest_on_a_switch() {
     );
     let machine = machine(&world, "vhost-user:vm.socket", &script);
     assert!(eventually(LONG, || machine.stdout.text().contains("listening")));
-    // The guest finds the machine by its name.
+    // The guest finds the machine by its name, which no host of the tests has.
     let client = world.plain_guest(
         "-q --uplink none --switch lab --address 10.9.0.4/24",
-        "exec python3 peer.py tcp_client vm 7001",
+        "exec python3 peer.py tcp_client card 7001",
     );
     assert!(client.succeed(LONG).contains("equal"));
     let stats = world.lab.stats("lab");

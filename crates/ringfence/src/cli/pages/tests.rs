@@ -66,7 +66,7 @@ fn page_of_each_command_describes_it_in_full() {
         ("attach", "Needs root"),
         ("hub", "needs no such hub"),
         ("pool-proxy", "Only control messages pass through it"),
-        ("shield", "The shield alone maps the machine's memory"),
+        ("shield", "The shield alone maps"),
         ("pasta", "and then runs in the background"),
     ] {
         let page = page(&[command]).unwrap().replace('\n', " ");
