@@ -24,7 +24,7 @@
 //!    between are joined.
 //! 4. The used element of the backend is checked against private state ([`DriverQueue`]): its id is in flight, and is used
 //!    once; its length is clamped to the writable bytes. As many bytes are copied back, and always the last
-//!    [`STATUS_MAX`](shadow::STATUS_MAX), where a disk puts its status.
+//!    64, where a disk puts its status.
 //! 5. The driver's chain is returned with the clamped length.
 //!
 //! Without room in the pool or in the backend's vring the chain waits, and the vring takes no further one. Each vring has a
