@@ -13,9 +13,7 @@
 //! * A port without work starts at the floor, so it cannot save time. No account is more than
 //!   [`DEBT_MAX`] above the floor either.
 //! * While ports compete, the budget of a port is as many packets as fit in [`QUANTUM`] at their recent
-//!   cost. So no ring runs full while another port is served. Ports compete for [`CONTENDED_PASSES`] after the last
-//!   pass in which two had work: a guest that waits for each answer has work in few passes, and its next packet
-//!   would otherwise wait for a whole budget of its neighbour's.
+//!   cost. So no ring runs full while another port is served.
 
 use core::time::Duration;
 use ringfence_sys::numbers::u64_from;
@@ -24,9 +22,6 @@ use ringfence_sys::numbers::u64_from;
 const QUANTUM: u64 = 32_000;
 /// Maximum lead of a port over the others, in nanoseconds.
 const LEAD_MAX: u64 = QUANTUM;
-/// Passes in which ports are taken for competitors after two of them had work: some tens of milliseconds while one
-/// is busy.
-const CONTENDED_PASSES: u32 = 1024;
 /// Maximum height of an account above the floor, in nanoseconds. A port that seems to use more was probably
 /// interrupted.
 const DEBT_MAX: u64 = 10_000_000;
@@ -43,8 +38,8 @@ pub(super) struct TimeAccount {
 #[derive(Debug, Default)]
 pub(super) struct Fairness {
     floor: u64,
-    /// Passes until ports no longer compete. Renewed by a pass in which at least two had work or were skipped.
-    contended: u32,
+    /// Set if at least two ports had work in the last pass, or were skipped.
+    contended: bool,
     /// Number of ports that had work in this pass.
     served: u32,
     /// Number of ports that were skipped in this pass.
@@ -67,7 +62,7 @@ impl Fairness {
 
     /// Returns the number of units of work that a port may do, at most `most`.
     pub(super) fn budget(&self, account: &TimeAccount, most: usize) -> usize {
-        if self.contended == 0 || account.unit_cost == 0 {
+        if !self.contended || account.unit_cost == 0 {
             return most;
         }
         let fitting = usize::try_from(QUANTUM / account.unit_cost).unwrap_or(most);
@@ -92,8 +87,7 @@ impl Fairness {
     /// another pass is due at once.
     pub(super) fn end_pass(&mut self) -> bool {
         let (served, skipped) = (self.served, self.skipped);
-        self.contended =
-            if served + skipped >= 2 { CONTENDED_PASSES } else { self.contended.saturating_sub(1) };
+        self.contended = served + skipped >= 2;
         (self.served, self.skipped) = (0, 0);
         let again = served == 0 && skipped > 0;
         if again {
@@ -193,21 +187,11 @@ mod tests {
         let mut ports = [model(US * 300, 64), model(US, 64)];
         rounds(&mut fairness, &mut ports, 100);
         ports[1].offers = 0;
-        rounds(&mut fairness, &mut ports, 2 + CONTENDED_PASSES as usize);
+        rounds(&mut fairness, &mut ports, 2);
         let times = ports[0].times;
         rounds(&mut fairness, &mut ports, 100);
         assert_eq!(ports[0].times - times, 100);
         assert_eq!(fairness.budget(&ports[0].account, 64), 64);
-    }
-
-    #[test]
-    fn budget_beside_port_that_seldom_has_work_fits_quantum() {
-        let mut fairness = Fairness::default();
-        let mut ports = [model(US * 16, 64), model(US / 2, 1)];
-        rounds(&mut fairness, &mut ports, 10);
-        ports[1].offers = 0;
-        rounds(&mut fairness, &mut ports, 100);
-        assert_eq!(fairness.budget(&ports[0].account, 64), 2);
     }
 
     #[test]
