@@ -4,11 +4,12 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use ringfence_access::Mode;
 use ringfence_driver::switchboard::{
     AttachRequest, CardEnd, FromDriver, FromFrontend, FrontendConfig, VERSION,
 };
+use ringfence_guest::names::store::StoreNames;
 use ringfence_hostnet::address::list;
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_hostnet::text::printable;
@@ -39,8 +40,12 @@ pub(super) fn serve(args: &NetArgs, name: &str) -> anyhow::Result<u8> {
         let attachment = attach(&directory, &choice, &request(args), reporter)?;
         let Attachment { switch, attached, driver_channel, frontend_hub, names, driver } =
             attachment;
-        // The connection by which a guest of `run` finds others by their names.
-        drop(names);
+        if let Some(name) = &args.name {
+            let addresses: Vec<_> = attached.addresses.iter().map(|each| each.ip()).collect();
+            StoreNames::open(names)
+                .and_then(|mut names| names.announce(name, &addresses))
+                .with_context(|| format!("--name {name}"))?;
+        }
         let fds = [listener.as_fd(), frontend_hub.as_fd()];
         let domain = session.start::<FromFrontend>(&config, &fds)?;
         // From here on only the card's process holds it, so that it closes when that process ends.
