@@ -83,7 +83,7 @@ const CURL: Need = Need::Program("curl", "curl");
 const OPENSSL: Need = Need::Program("openssl", "openssl");
 const GIT: Need = Need::Program("git", "git");
 
-const PROGRAMS: [Program; 9] = [
+const PROGRAMS: [Program; 10] = [
     Program {
         name: "curl-file",
         needs: &[CURL],
@@ -166,6 +166,31 @@ const PROGRAMS: [Program; 9] = [
         ),
         // It sleeps until the next message.
         command: "mosquitto_sub -h {v4} -t soak -k 30 -C 1 -W 80 | grep -qx woke",
+    },
+    // WireGuard in user space at both ends, and a file through the tunnel.
+    Program {
+        name: "wireguard",
+        needs: &[
+            CURL,
+            Need::Program("wireguard-go", "wireguard-go"),
+            Need::Program("wg", "wireguard-tools"),
+        ],
+        server: Some(
+            "umask 77; wg genkey > tunnel.key; wg genkey > tunnel.own; mkdir -p /run/wireguard; \
+             rm -f /run/wireguard/soak1.sock; LOG_LEVEL=error wireguard-go -f soak1 2>/dev/null & \
+             until [ -S /run/wireguard/soak1.sock ]; do sleep 0.1; done; \
+             wg set soak1 private-key tunnel.key listen-port 51820 \
+             peer $(wg pubkey < tunnel.own) allowed-ips 10.77.0.2/32; \
+             ip addr add 10.77.0.1/24 dev soak1; ip link set soak1 up; wg pubkey < tunnel.key > tunnel.pub; \
+             exec python3 -m http.server --bind 10.77.0.1 8000 2>/dev/null",
+        ),
+        command: "rm -f /run/wireguard/soak0.sock; mkdir -p /run/wireguard; \
+                  LOG_LEVEL=error wireguard-go -f soak0 2>/dev/null & tunnel=$!; trap 'kill $tunnel' EXIT; \
+                  until [ -S /run/wireguard/soak0.sock ]; do sleep 0.1; done; \
+                  wg set soak0 private-key tunnel.own listen-port 51821 \
+                  peer $(cat tunnel.pub) endpoint {v4}:51820 allowed-ips 10.77.0.1/32 persistent-keepalive 5; \
+                  ip addr add 10.77.0.2/32 dev soak0; ip link set soak0 up; ip route add 10.77.0.1 dev soak0; \
+                  curl -sSf --max-time 80 -o {at}/noise http://10.77.0.1:8000/noise; cmp {at}/noise noise",
     },
 ];
 
