@@ -27,6 +27,7 @@ use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
 use super::uplink::links::args::LinksArgs;
+use super::vhost_user::args::VhostUserArgs;
 use super::work::ROUND;
 use ringfence_frontend::options::staging_parser;
 
@@ -59,6 +60,8 @@ pub enum BenchCommand {
     Pressure(PressureArgs),
     /// Throughput and latency of a guest's uplink to the host's network, beside other programs
     Uplink(UplinkArgs),
+    /// Devices of virtual machines: memory that is lent, behind a shield, and trusted, beside other programs
+    VhostUser(VhostUserArgs),
     /// The experiments of the source documents and the comparisons with other programs, on one page
     Report(ReportArgs),
 }

@@ -52,11 +52,13 @@ pub mod params;
 mod peers;
 mod perf;
 mod pressure;
+mod processes;
 mod redesigned;
 mod report;
 mod staging;
 pub mod uplink;
 mod usage;
+pub mod vhost_user;
 mod work;
 mod xen;
 
@@ -104,6 +106,7 @@ fn main(command: &BenchCommand) -> u8 {
         BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Pressure(args) => pressure::run(args),
         BenchCommand::Uplink(args) => uplink::run(args),
+        BenchCommand::VhostUser(args) => vhost_user::run(args),
         BenchCommand::Report(args) => full_report::run(args),
     };
     match outcome {

@@ -173,7 +173,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Rw::RandRead => "randread",
             Rw::RandWrite => "randwrite",
@@ -218,7 +218,7 @@ fn parse_mode(word: &str) -> Result<Mode, String> {
 /// Maximum block size: one mebibyte, the maximum of one request.
 const BLOCK_MAX: u32 = 1 << 20;
 
-fn parse_block(word: &str) -> Result<u32, String> {
+pub(crate) fn parse_block(word: &str) -> Result<u32, String> {
     let (digits, unit) = match word.to_ascii_lowercase() {
         word if word.ends_with('k') => (word[..word.len() - 1].to_owned(), 1 << 10),
         word if word.ends_with('m') => (word[..word.len() - 1].to_owned(), 1 << 20),

@@ -7,10 +7,9 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
@@ -23,6 +22,7 @@ use super::args::{BlockArgs, ImageFormat, NbdPeer, Rw, Storage};
 use super::case::middle;
 use super::orders::span;
 use super::report::DiskRow;
+use crate::processes::{Server, SocketDirectory, cpu_ns, processes, tree_of};
 
 /// Time limit for a server to offer its disk.
 const UP_WITHIN: Duration = Duration::from_secs(20);
@@ -154,21 +154,21 @@ impl Job<'_> {
         let place = SocketDirectory::new()?;
         let mut running = self.start(server, &place)?;
         let socket = running.wait_up(&place)?;
-        let before = cpu_ns(running.child.id())?;
+        let before = cpu_ns(running.process.pid())?;
         let said = self.fio(&socket, server.export())?;
-        let cpu_ns = cpu_ns(running.child.id())?.saturating_sub(before);
+        let cpu_ns = cpu_ns(running.process.pid())?.saturating_sub(before);
         self.read(&said, server, cpu_ns).context("what fio says")
     }
 
     fn start(&self, server: DiskServer, place: &SocketDirectory) -> anyhow::Result<Running> {
-        let (file, socket) = (self.file.display(), place.socket());
+        let (file, socket) = (self.file.display(), place.file("nbd"));
         let (cache, format) = (self.args.cache, self.args.format.name());
-        let mut command = match server {
+        let command = match server {
             DiskServer::Ringfence(mode) => {
                 let mut command = Command::new(THIS_PROGRAM);
                 command.arg0("ringfence").args(["run", "--quiet", "--uplink", "none", "--disk"]);
                 command.arg(format!("{file},mode={mode},cache={cache},format={format}"));
-                command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", &place.0);
+                command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", place.path());
                 command
             }
             DiskServer::Other(NbdPeer::QemuNbd | NbdPeer::QemuNbdUring) => {
@@ -210,12 +210,8 @@ impl Job<'_> {
                 command
             }
         };
-        let said = fs::File::create(place.0.join("said"))?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
-        let child = command.spawn().with_context(|| {
-            format!("{} could not be started: install it, or leave it out of --vs", server.name())
-        })?;
-        Ok(Running { child, server })
+        let process = Server::start(server.name(), command, place)?;
+        Ok(Running { process, server })
     }
 
     fn fio(&self, socket: &Path, export: &str) -> anyhow::Result<Value> {
@@ -274,44 +270,19 @@ fn whole(number: f64) -> Option<u64> {
     Some(Duration::try_from_secs_f64(number).ok()?.as_secs())
 }
 
-/// Directory of a server's socket, removed on drop.
-struct SocketDirectory(PathBuf);
-
-impl SocketDirectory {
-    fn new() -> anyhow::Result<SocketDirectory> {
-        let path = std::env::temp_dir().join(format!("ringfence-vs-{}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("{}", path.display()))?;
-        Ok(SocketDirectory(path))
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("nbd")
-    }
-
-    /// Returns the socket of the only disk of the guest of a launcher. It has a path in the guest's view alone, so it is
-    /// reached through the root directory of the guest's command.
-    fn guests_socket(&self, launcher: u32) -> Option<PathBuf> {
-        let below = self.0.join("ringfence").join("disk0");
-        let below = below.strip_prefix("/").ok()?;
-        let tree = tree_of(launcher, &processes().ok()?);
-        let mut paths =
-            tree.iter().map(|pid| PathBuf::from(format!("/proc/{pid}/root")).join(below));
-        paths.find(|path| path.exists())
-    }
+/// Returns the socket of the only disk of the guest of a launcher. It has a path in the guest's view alone, so it is
+/// reached through the root directory of the guest's command.
+fn guests_socket(place: &SocketDirectory, launcher: u32) -> Option<PathBuf> {
+    let below = place.file("ringfence").join("disk0");
+    let below = below.strip_prefix("/").ok()?;
+    let tree = tree_of(launcher, &processes().ok()?);
+    let mut paths = tree.iter().map(|pid| PathBuf::from(format!("/proc/{pid}/root")).join(below));
+    paths.find(|path| path.exists())
 }
 
-impl Drop for SocketDirectory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Server process, ended on drop.
+/// Process that serves the disk of a job.
 struct Running {
-    child: Child,
+    process: Server,
     server: DiskServer,
 }
 
@@ -322,8 +293,8 @@ impl Running {
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
         loop {
             let socket = match self.server {
-                DiskServer::Ringfence(_) => place.guests_socket(self.child.id()),
-                DiskServer::Other(_) => Some(place.socket()),
+                DiskServer::Ringfence(_) => guests_socket(place, self.process.pid()),
+                DiskServer::Other(_) => Some(place.file("nbd")),
             };
             if let Some(path) = socket {
                 let name = self.server.export().to_owned();
@@ -332,87 +303,16 @@ impl Running {
                     return Ok(path);
                 }
             }
-            if let Some(status) = self.child.try_wait()? {
-                let said = fs::read_to_string(place.0.join("said")).unwrap_or_default();
-                bail!("it ended ({status}): {}", said.trim());
-            }
+            self.process.check()?;
             ensure!(Instant::now() < until, "it does not offer its disk within {UP_WITHIN:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // SIGTERM first, so that a launcher ends its domains.
-        let pid = rustix::process::Pid::from_child(&self.child);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let until = Instant::now() + Duration::from_secs(5);
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Returns the CPU time of a process and its descendants in nanoseconds, with the kernel's resolution
-/// of one tick.
-fn cpu_ns(root: u32) -> anyhow::Result<u64> {
-    let processes = processes()?;
-    let tree = tree_of(root, &processes);
-    let ticks: u64 =
-        processes.iter().filter(|(pid, ..)| tree.contains(pid)).map(|(.., ticks)| ticks).sum();
-    Ok(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
-}
-
-/// Returns id, parent and CPU ticks of every process.
-fn processes() -> anyhow::Result<Vec<(u32, u32, u64)>> {
-    let mut processes = Vec::new();
-    for entry in fs::read_dir("/proc").context("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        // The process may have exited meanwhile.
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        processes.extend(parse_stat(&stat).map(|(parent, ticks)| (pid, parent, ticks)));
-    }
-    Ok(processes)
-}
-
-/// Returns the ids of a process and its descendants.
-fn tree_of(root: u32, processes: &[(u32, u32, u64)]) -> Vec<u32> {
-    let mut tree = vec![root];
-    let mut at = 0;
-    while let Some(parent) = tree.get(at).copied() {
-        tree.extend(processes.iter().filter(|(_, of, _)| *of == parent).map(|(pid, ..)| *pid));
-        at += 1;
-    }
-    tree
-}
-
-/// Parses a line of `/proc/PID/stat`: the parent, and ticks in user and kernel mode.
-fn parse_stat(stat: &str) -> Option<(u32, u64)> {
-    // The name may contain spaces and parentheses.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some((u32::try_from(number(1)?).ok()?, number(11)? + number(12)?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stat_line_parses_after_name_with_parentheses() {
-        let line = "7 (a) (b c) S 3 7 7 0 -1 4194560 1 0 0 0 11 22 0 0 20 0 1 0 5 1 1";
-        assert_eq!(parse_stat(line), Some((3, 33)));
-        assert_eq!(parse_stat("7 (x"), None);
-        let begun = cpu_ns(std::process::id()).unwrap();
-        let until = Instant::now() + Duration::from_millis(100);
-        while Instant::now() < until {}
-        assert!(cpu_ns(std::process::id()).unwrap() > begun);
-    }
 
     #[test]
     fn request_counts_round_down_and_invalid_ones_are_refused() {
