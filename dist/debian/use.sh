@@ -42,7 +42,7 @@ live_view() {
     terminal capture-pane -p
     # Bold and reverse are no colours.
     ! terminal capture-pane -p -e | grep "$esc\[\([0-9]*;\)*\([349][0-8]\|10[0-7]\)[;m]" || return
-    terminal send-keys Enter && appears 'shown.*sleep\|eth0\|vif' || return
+    terminal send-keys Enter && appears '^guest shown' || return
     terminal capture-pane -p
     terminal send-keys Escape q
     for try in $(seq 100); do
