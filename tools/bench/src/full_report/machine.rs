@@ -79,6 +79,10 @@ pub(super) fn is_installed(program: &str) -> bool {
 pub(super) fn version(program: &str) -> String {
     let line = ["--version", "-V"].into_iter().find_map(|option| {
         let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
+        // Without -V, a program prints its usage.
+        if option == "-V" && !output.status.success() {
+            return None;
+        }
         let both = [output.stdout, output.stderr];
         let mut texts = both.iter().map(|bytes| String::from_utf8_lossy(bytes));
         texts.find_map(|text| version_line(&text).map(str::to_owned))
@@ -86,13 +90,13 @@ pub(super) fn version(program: &str) -> String {
     line.unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Returns the first line that has a number with a dot in it, such as `1.2`, and no address of a page.
+/// Returns the first line that has a number with a dot or a line in it, such as `1.2` or `2026_07`, and no address of a page.
 fn version_line(text: &str) -> Option<&str> {
     let has_number = |line: &str| {
         let bytes = line.as_bytes();
-        bytes
-            .windows(3)
-            .any(|three| three[1] == b'.' && three[0].is_ascii_digit() && three[2].is_ascii_digit())
+        bytes.windows(3).any(|three| {
+            b"._".contains(&three[1]) && three[0].is_ascii_digit() && three[2].is_ascii_digit()
+        })
     };
     let is_version = |line: &&str| has_number(line) && !line.contains("://");
     text.lines().map(str::trim).find(is_version)
