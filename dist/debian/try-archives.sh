@@ -27,7 +27,7 @@ is 'rpm: the new version is installed' "$(rpm --query ringfence)" "ringfence-$ve
 check 'rpm: it is removed' rpm --erase --nodeps ringfence
 rm -f /etc/ringfence/ringfence.toml.rpmsave && rmdir /etc/ringfence 2>/dev/null
 is 'rpm: nothing is left of both' "$(left)" ''
-check 'rpm: it is installed' rpm --install --nodeps "$main" || give_up 'nothing to use'
+timed rpm 'it is installed' rpm --install --nodeps "$main" || give_up 'nothing to use'
 installed rpm
 check 'rpm: no file differs from the package' rpm --verify --nodeps ringfence
 check 'rpm: the SELinux policy is installed' rpm --install --nodeps "$selinux"
@@ -76,9 +76,10 @@ check 'pacman: it is removed' arch --remove --recursive --nosave ringfence
 rm -f /etc/ringfence/ringfence.toml.pac* && rmdir /etc/ringfence 2>/dev/null
 is 'pacman: nothing is left' "$(left)" ''
 
-unpacked=/opt/ringfence-$version-x86_64-linux
+unpacked=/opt/user/ringfence-$version-x86_64-linux
 check 'tarball: its checksum is right' sh -c 'cd /packages && sha256sum --check --ignore-missing SHA256SUMS'
-check 'tarball: it is unpacked' tar --extract --directory /opt --file "/packages/ringfence-$version-x86_64-linux.tar.xz"
+check 'tarball: a user has a directory' install -d -o $user /opt/user
+timed tarball 'it is unpacked' as_user tar --extract --directory /opt/user --file "/packages/ringfence-$version-x86_64-linux.tar.xz"
 readme=$unpacked/share/doc/ringfence/README.md zsh=zsh/vendor-completions/_ringfence
 use tarball "$unpacked/bin/ringfence"
 files tarball "$unpacked/share"
@@ -86,14 +87,24 @@ check 'tarball: the configuration of the daemon is valid' "$unpacked/bin/ringfen
 rm -r "$unpacked"
 is 'tarball: nothing is left' "$(left)" ''
 
-environment=/opt/environment
-check 'wheel: an older version is installed' sh -c "
+environment=/opt/user/environment
+check 'wheel: an older version is installed' as_user sh -c "
     python3 -m venv $environment && $environment/bin/pip install --no-index /packages/older/ringfence-*.whl"
-check 'wheel: it is upgraded' sh -c "$environment/bin/pip install --no-index --upgrade /packages/ringfence-*.whl"
+timed wheel 'it is upgraded' as_user sh -c "$environment/bin/pip install --no-index --upgrade /packages/ringfence-*.whl"
 check 'wheel: the new version is installed' sh -c "$environment/bin/pip show ringfence | grep -x 'Version: $version'"
 readme=/tmp/wheel-readme
 cat $environment/lib/python3*/site-packages/ringfence-*.dist-info/METADATA >$readme
 use wheel $environment/bin/ringfence
-check 'wheel: it is removed' $environment/bin/pip uninstall --yes ringfence
+# A wheel is the program alone, which prints the rest.
+zsh=zsh/_ringfence fish=ringfence.fish
+check 'wheel: the program writes its manual and completions' as_user PATH=$environment/bin:/usr/bin:/bin sh -ec '
+    mkdir -p /tmp/share/bash-completion/completions /tmp/share/zsh
+    ringfence man --install /tmp/share/man
+    ringfence completions bash >/tmp/share/bash-completion/completions/ringfence
+    ringfence completions zsh >/tmp/share/zsh/_ringfence
+    ringfence completions fish >/tmp/share/ringfence.fish'
+files wheel /tmp/share
+check 'wheel: it is removed' as_user $environment/bin/pip uninstall --yes ringfence
+rm -r /opt/user
 is 'wheel: nothing is left' "$(left)" ''
 complete_scenario

@@ -55,17 +55,18 @@ pub(crate) fn add_generated(tree: &Tree, share: &str, program: &Path) -> anyhow:
     Ok(())
 }
 
-/// Adds README, changelog and guides.
+/// Adds README, changelog and guides with their pictures.
 pub(crate) fn add_guides(tree: &Tree, share: &str, root: &Path) -> anyhow::Result<()> {
     let doc = format!("{share}/doc/ringfence");
     for name in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
         tree.copy(&format!("{doc}/{name}"), 0o644, &root.join(name))?;
     }
-    for folder in ["docs", "docs/lab", "docs/perf"] {
+    for folder in ["docs", "docs/lab", "docs/perf", "docs/perf/charts", "docs/pictures"] {
         for entry in std::fs::read_dir(root.join(folder))? {
             let path = entry?.path();
-            let name = path.file_name().and_then(|n| n.to_str()).filter(|n| n.ends_with(".md"));
-            if let Some(name) = name {
+            let is_shown = [".md", ".svg", ".html"];
+            let name = path.file_name().and_then(|name| name.to_str());
+            if let Some(name) = name.filter(|name| is_shown.iter().any(|end| name.ends_with(end))) {
                 tree.copy(&format!("{doc}/{folder}/{name}"), 0o644, &path)?;
             }
         }

@@ -106,6 +106,7 @@ const TRIAL: Trial = Trial {
         "procps",
         "python3-venv",
         "rpm",
+        "tmux",
         "xz-utils",
         "zsh",
         "zstd",

@@ -52,6 +52,7 @@ const TRIAL: Trial = Trial {
         "man-db",
         "procps",
         "python3",
+        "tmux",
         "zsh",
     ],
     has_modules: true,
@@ -107,7 +108,7 @@ pub(crate) fn make(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<
 /// Checks packages by lintian(1). Returns `false` after an error.
 fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
     if !Cmd::new("lintian").args(["--version"]).probe() {
-        println!("not checked by lintian, which is missing (Debian package lintian)");
+        println!("SKIPPED: lintian ({})", tools::how_to_get(&[&tools::LINTIAN]));
         return Ok(true);
     }
     Ok(Cmd::new("lintian").args(["--allow-root", "--fail-on", "error"]).args(packages).run(root)?)
@@ -328,8 +329,8 @@ fn try_in(
         count(tally.checks(), "check"),
         duration(start.elapsed())
     );
-    for failure in &failures {
-        println!("    {failure}");
+    for line in tally.notes.iter().chain(&failures) {
+        println!("    {line}");
     }
     if !failures.is_empty() {
         println!("---- {}\n{}", log.display(), String::from_utf8_lossy(&std::fs::read(&log)?));

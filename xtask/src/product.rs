@@ -44,13 +44,16 @@ pub(crate) fn build(root: &Path, target: &Path, form: Form) -> anyhow::Result<Pa
     for (from, to) in prefixes {
         let from = from.to_str().context("a folder's name is not text")?;
         flags.push(format!("--remap-path-prefix={from}={to}"));
-        c_flags.push(format!("-ffile-prefix-map={from}={to}"));
+        // In words of a shell, as the crate cc takes them: a path may have blanks.
+        let from = from.replace('\'', r"'\''");
+        c_flags.push(format!("'-ffile-prefix-map={from}={to}'"));
     }
     let built = Cmd::cargo()
         .args(["build", "--locked", "--profile", form.profile(), "--target", TARGET])
         .args(["--package", "ringfence"])
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("CFLAGS", c_flags.join(" "))
+        .env("CC_SHELL_ESCAPED_FLAGS", "1")
         .env("CARGO_TARGET_DIR", target)
         .run(root)?;
     anyhow::ensure!(built, "ringfence does not build for {TARGET}");

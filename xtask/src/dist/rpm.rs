@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use taskkit::exec::Cmd;
+use taskkit::tools;
 use taskkit::tree::Tree;
 
 use super::system::{CONFIGURATION, LICENCE, RELEASE, SUMMARY, SystemPackage, URL};
@@ -187,10 +188,12 @@ fn day(epoch: u64) -> anyhow::Result<String> {
 pub(super) fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
     let packages = packages.iter().filter(|file| file.extension().is_some_and(|e| e == "rpm"));
     let packages: Vec<&PathBuf> = packages.collect();
-    if packages.is_empty() || !Cmd::new("rpmlint").args(["--version"]).probe() {
-        println!(
-            "not checked by rpmlint: no package, or rpmlint is missing (Debian package rpmlint)"
-        );
+    if packages.is_empty() {
+        println!("SKIPPED: rpmlint (no package was made)");
+        return Ok(true);
+    }
+    if !Cmd::new("rpmlint").args(["--version"]).probe() {
+        println!("SKIPPED: rpmlint ({})", tools::how_to_get(&[&tools::RPMLINT]));
         return Ok(true);
     }
     let config = root.join("dist/rpmlint.toml");

@@ -75,17 +75,31 @@ pub(super) fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// Returns the version that a program prints.
+/// Returns the line in which a program prints its version. Some programs know another option.
 pub(super) fn version(program: &str) -> String {
-    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-    let text = output.map(|output| {
-        let both = [output.stdout, output.stderr]
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        both.into_iter()
-            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-            .find(|line| line.bytes().any(|byte| byte.is_ascii_digit()))
+    let line = ["--version", "-V"].into_iter().find_map(|option| {
+        let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
+        // Without -V, a program prints its usage.
+        if option == "-V" && !output.status.success() {
+            return None;
+        }
+        let both = [output.stdout, output.stderr];
+        let mut texts = both.iter().map(|bytes| String::from_utf8_lossy(bytes));
+        texts.find_map(|text| version_line(&text).map(str::to_owned))
     });
-    text.ok().flatten().unwrap_or_else(|| "unknown".to_owned())
+    line.unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// Returns the first line that has a number with a dot or a line in it, such as `1.2` or `2026_07`, and no address of a page.
+fn version_line(text: &str) -> Option<&str> {
+    let has_number = |line: &str| {
+        let bytes = line.as_bytes();
+        bytes.windows(3).any(|three| {
+            b"._".contains(&three[1]) && three[0].is_ascii_digit() && three[2].is_ascii_digit()
+        })
+    };
+    let is_version = |line: &&str| has_number(line) && !line.contains("://");
+    text.lines().map(str::trim).find(is_version)
 }
 
 #[cfg(test)]
@@ -113,6 +127,23 @@ mod tests {
         assert_eq!(busy_between(before, before), Some(0.0));
         assert_eq!(busy_between(before, "intr 1"), None);
         assert!((0.0..=1.0).contains(&busy().unwrap()));
+    }
+
+    #[test]
+    fn line_of_the_version_is_found_among_others() {
+        let usage = "Option \"-version\" is unknown, try \"ip -help\".";
+        let format =
+            "  The argument format is <c1>[-c2][,c3[-c4],...]\n EAL: RTE Version: 'DPDK 22.11.8'";
+        assert_eq!(
+            version_line("ip utility, iproute2-6.1.0\n"),
+            Some("ip utility, iproute2-6.1.0")
+        );
+        assert_eq!(version_line(format), Some("EAL: RTE Version: 'DPDK 22.11.8'"));
+        assert_eq!(
+            version_line("pasta unknown version\nGPL 3 <https://x.example/gpl-3.0.html>"),
+            None
+        );
+        assert_eq!(version_line(usage), None);
     }
 
     #[test]
