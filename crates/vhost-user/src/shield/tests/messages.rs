@@ -166,6 +166,8 @@ fn serve(reconnect: bool, behaviours: &'static [Behaviour]) -> (Served, UnixStre
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::<Mutex<Seen>>::default();
     let (stopped, noted) = (Arc::clone(&stop), Arc::clone(&seen));
+    // The backends outlive the shield, which otherwise reports the loss of one as a fault.
+    let shield_ended = Arc::new(AtomicBool::new(false));
     let signal = EventSignal::new().unwrap();
     let mut shield = Shield::new(ShieldOptions { reconnect }, signal).unwrap();
     (0..2).for_each(|_| shield.add_log_file(log_file(LOG_FILE_MAX).unwrap()));
@@ -180,7 +182,7 @@ fn serve(reconnect: bool, behaviours: &'static [Behaviour]) -> (Served, UnixStre
                 far.set_nonblocking(true).unwrap();
                 let number = backends.len();
                 let behaviour = *behaviours.get(number).or(behaviours.last()).unwrap();
-                let (seen, stop) = (Arc::clone(&noted), Arc::clone(&stopped));
+                let (seen, stop) = (Arc::clone(&noted), Arc::clone(&shield_ended));
                 backends.push(std::thread::spawn(move || {
                     backend(
                         &far.into(),
@@ -208,8 +210,8 @@ fn serve(reconnect: bool, behaviours: &'static [Behaviour]) -> (Served, UnixStre
             }
             shield.clear_events(Instant::now());
         }
-        stopped.store(true, Ordering::Relaxed);
         drop(shield);
+        shield_ended.store(true, Ordering::Relaxed);
         backends.into_iter().for_each(|backend| backend.join().unwrap());
         faults
     });
