@@ -9,7 +9,7 @@ shift 4
 if [ $kind = tmpfs ] && [ $(id -u) = 0 ]; then
     mount -t tmpfs -o size=8g place "$folder"
 fi
-git -c safe.directory='*' clone --quiet "$root" "$checkout"
+GIT_CONFIG_GLOBAL="$root/xtask/gitconfig" git clone --quiet "$root" "$checkout"
 if [ $kind = read-only ]; then
     export CARGO_TARGET_DIR="$folder/target"
     if [ $(id -u) = 0 ]; then

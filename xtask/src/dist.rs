@@ -75,7 +75,8 @@ pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result
     let components = dependencies::of_program(root)?;
     let mut further = if args.crates { pack_crates(root, target, &folder)? } else { Vec::new() };
     if args.program.is_none() && taskkit::deb::is_possible() {
-        further.extend(package::make(root, target, &folder)?);
+        let program = product::build(root, target, Form::Dynamic)?;
+        further.extend(package::make(root, &program, &folder)?);
     }
     let dist = Dist { root, components, further, rust, epoch };
     let made = dist.pack(&program, &folder)?;
@@ -115,7 +116,11 @@ const TRIAL: Trial = Trial {
 };
 
 /// Packs the published crates in `folder`, without a build of each. Returns their paths.
-fn pack_crates(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn pack_crates(
+    root: &Path,
+    target: &Path,
+    folder: &Path,
+) -> anyhow::Result<Vec<PathBuf>> {
     let mut command = Cmd::cargo().args(["package", "--locked", "--no-verify", "--quiet"]);
     let names = published(root)?;
     for name in &names {

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use taskkit::exec::Cmd;
 use taskkit::text::duration;
 
+use crate::clone::clone;
 use crate::context::{Context, Ended};
 use crate::new_system::{self, BOOKWORM, Extent, System, TRIXIE, remove};
 use crate::report::Outcome;
@@ -57,9 +58,7 @@ pub(crate) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
         remove(directory)?;
     }
     std::fs::create_dir_all(results)?;
-    let clone = Cmd::new("git").args(["-c", "safe.directory=*", "clone", "--quiet"]);
-    let clone = clone.args([context.root.as_os_str(), source.as_os_str()]);
-    anyhow::ensure!(clone.run(&folder)?, "the repository cannot be cloned");
+    clone(&context.root, source)?;
     let copy = Cmd::new("cp").args(["-a"]).args([&pristine, system]);
     anyhow::ensure!(copy.run(&folder)?, "{} cannot be copied", pristine.display());
     let mut commands = vec![];

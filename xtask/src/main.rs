@@ -18,6 +18,7 @@ mod attack;
 mod book;
 mod built;
 mod clients;
+mod clone;
 mod contents;
 mod context;
 mod dist;

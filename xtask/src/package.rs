@@ -10,6 +10,7 @@
 //! checks the packages by lintian(1), and installs, uses, upgrades and removes them in systems of their own
 //! (`dist/debian/try.sh`).
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -74,6 +75,9 @@ pub(crate) struct PackageArgs {
     /// Install, use, upgrade and remove the packages in systems of their own (needs root, debootstrap and a network)
     #[arg(long)]
     r#try: bool,
+    /// Program to pack, in place of one that is built now; it uses the libraries of the system
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
     /// Directory for the packages; by default `package` in the target directory
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -84,34 +88,44 @@ pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Res
     let folder = args.output.clone().unwrap_or_else(|| target.join("package"));
     let folder = std::path::absolute(folder)?;
     std::fs::create_dir_all(&folder)?;
-    let packages = make(root, target, &folder)?;
+    let program = match &args.program {
+        Some(file) => std::path::absolute(file)?,
+        None => product::build(root, target, Form::Dynamic)?,
+    };
+    let packages = make(root, &program, &folder)?;
     for package in &packages {
         println!("{}", package.display());
     }
     if !args.r#try {
         return Ok(true);
     }
-    let is_clean = lint(root, &packages)?;
+    let options = ["--allow-root", "--fail-on", "error"].map(OsStr::new);
+    let is_clean = lint(root, "lintian", &tools::LINTIAN, &options, &packages)?;
     Ok(try_all(&TRIAL, root, target, &folder)? && is_clean)
 }
 
-/// Builds the program, and makes all packages in `folder`. Returns their paths.
-pub(crate) fn make(root: &Path, target: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let program = product::build(root, target, Form::Dynamic)?;
+/// Makes all packages in `folder`. Returns their paths.
+pub(crate) fn make(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(vec![
-        main_package(root, &program, folder)?,
+        main_package(root, program, folder)?,
         module_package(root, &NETFRONT, folder)?,
         module_package(root, &WINDOW, folder)?,
     ])
 }
 
-/// Checks packages by lintian(1). Returns `false` after an error.
-fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
-    if !Cmd::new("lintian").args(["--version"]).probe() {
-        println!("SKIPPED: lintian ({})", tools::how_to_get(&[&tools::LINTIAN]));
+/// Checks packages by a program that exits with an error after one. Returns `false` then, and `true` if it is not installed.
+pub(crate) fn lint(
+    root: &Path,
+    program: &str,
+    tool: &'static Tool,
+    options: &[&OsStr],
+    packages: &[impl AsRef<OsStr>],
+) -> anyhow::Result<bool> {
+    if !Cmd::new(program).args(["--version"]).probe() {
+        println!("SKIPPED: {program} ({})", tools::how_to_get(&[tool]));
         return Ok(true);
     }
-    Ok(Cmd::new("lintian").args(["--allow-root", "--fail-on", "error"]).args(packages).run(root)?)
+    Ok(Cmd::new(program).args(options).args(packages).run(root)?)
 }
 
 /// Installs, uses and removes the packages of `folder` in each system of a trial. Returns `false` if a check failed.

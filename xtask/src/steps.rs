@@ -7,6 +7,7 @@
 //! reported as SKIPPED, with the way to install them. Missing parts of the checkout (no test ran, no fuzz
 //! target exists) are a failure: otherwise a renamed file would remove a check unnoticed.
 
+mod cargo_install;
 mod checks;
 mod empty_path;
 mod others;
@@ -174,8 +175,8 @@ pub(crate) static STEPS: &[Step] = &[
     },
     Step {
         name: "package",
-        title: "Debian packages, installed, used and removed (`cargo xtask package --try`); crates (`cargo package`) and \
-                archives (`cargo xtask dist`), which two builds make equal",
+        title: "Debian packages, installed, used and removed (`cargo xtask package --try`); crates (`cargo package`, \
+                `cargo install`) and archives (`cargo xtask dist`), which two builds make equal",
         needs: &[
             &tools::DEBOOTSTRAP,
             &tools::LINTIAN,

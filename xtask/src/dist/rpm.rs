@@ -15,6 +15,8 @@ use taskkit::exec::Cmd;
 use taskkit::tools;
 use taskkit::tree::Tree;
 
+use crate::package;
+
 use super::system::{CONFIGURATION, LICENCE, RELEASE, SUMMARY, SystemPackage, URL};
 
 /// Directories that belong to the package, with those in them.
@@ -192,15 +194,9 @@ pub(super) fn lint(root: &Path, packages: &[PathBuf]) -> anyhow::Result<bool> {
         println!("SKIPPED: rpmlint (no package was made)");
         return Ok(true);
     }
-    if !Cmd::new("rpmlint").args(["--version"]).probe() {
-        println!("SKIPPED: rpmlint ({})", tools::how_to_get(&[&tools::RPMLINT]));
-        return Ok(true);
-    }
     let config = root.join("dist/rpmlint.toml");
-    Ok(Cmd::new("rpmlint")
-        .args(["--config".as_ref(), config.as_os_str()])
-        .args(packages)
-        .run(root)?)
+    let options = ["--config".as_ref(), config.as_os_str()];
+    package::lint(root, "rpmlint", &tools::RPMLINT, &options, &packages)
 }
 
 /// Returns `true` for a file of the SELinux policy's package.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use taskkit::exec::Cmd;
 use taskkit::text::count;
 
+use crate::clone::clone;
 use crate::context::{Context, Ended, outcome_of};
 use crate::packages::published;
 use crate::release;
@@ -12,7 +13,7 @@ use crate::report::Outcome;
 
 /// Returns the parts: Debian packages, crates and archives.
 pub(super) fn parts(_: &Context) -> anyhow::Result<Vec<String>> {
-    Ok(["debian", "crates", "minimal-versions", "semver", "dist", "equal"]
+    Ok(["debian", "crates", "install", "minimal-versions", "semver", "dist", "equal"]
         .map(str::to_owned)
         .to_vec())
 }
@@ -21,6 +22,7 @@ pub(super) fn parts(_: &Context) -> anyhow::Result<Vec<String>> {
 pub(super) fn run(context: &Context, part: &str) -> anyhow::Result<Ended> {
     match part {
         "crates" => crates(context),
+        "install" => super::cargo_install::run(context),
         "minimal-versions" => minimal_versions(context),
         "semver" => semver(context),
         "equal" => equal(context),
@@ -110,9 +112,7 @@ fn equal(context: &Context) -> anyhow::Result<Ended> {
             std::fs::remove_dir_all(&tree)?;
         }
         std::fs::create_dir_all(&folder)?;
-        let clone = Cmd::new("git").args(["-c", "safe.directory=*", "clone", "--quiet"]);
-        let cloned = clone.args([&context.root, &tree]).run(&folder)?;
-        anyhow::ensure!(cloned, "the repository cannot be cloned");
+        clone(&context.root, &tree)?;
         let made = context
             .own_command(&["dist", "--crates"])?
             .env("CARGO_MANIFEST_DIR", tree.join("xtask"))
