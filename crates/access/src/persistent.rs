@@ -14,7 +14,9 @@
 //!
 //! * when other pages did not fit: every 100 ms, the least recently used 5 % of the limit;
 //! * when no request used it for 60 s;
-//! * on request of the owner: under memory pressure ([`PersistentTable::shrink`]), or at the end.
+//! * when the owner lowers the limit under memory pressure ([`PersistentTable::limit`]): the least recently used ones, and those
+//!   in use later;
+//! * on request of the owner ([`PersistentTable::shrink`]), at the end.
 //!
 //! It never evicts a page in use: [`Use`] counts the uses. Each request also holds the mapping as an owned
 //! value, so even an error here cannot unmap memory under an I/O.
@@ -28,7 +30,8 @@ use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Grantee, Gref};
-use ringfence_sys::counters::Counter;
+use ringfence_sys::counters::{Counter, Level};
+use ringfence_sys::numbers::u64_from;
 
 use crate::index::GrefIndex;
 
@@ -41,7 +44,7 @@ pub struct PersistentLimits {
     pub idle: Duration,
     /// Interval of evictions while pages do not fit.
     pub purge_every: Duration,
-    /// Share of the limit that is freed in one eviction, in percent.
+    /// Share of the present limit that is freed in one eviction, in percent.
     pub purge_percent: u8,
 }
 
@@ -69,8 +72,10 @@ pub struct PersistentCounters {
     pub purged: Counter,
     /// Pages evicted because they were idle.
     pub expired: Counter,
-    /// Pages evicted by [`PersistentTable::shrink`].
+    /// Pages evicted by [`PersistentTable::shrink`], and for want of memory.
     pub shrunk: Counter,
+    /// Maximum number of pages at present.
+    pub limit: Level,
 }
 
 struct Kept {
@@ -120,6 +125,8 @@ pub struct Leaving {
 /// Table of the pages of one ring that stay mapped.
 pub struct PersistentTable {
     limits: PersistentLimits,
+    /// Maximum number of pages at present: at most that of `limits`.
+    most: u16,
     index: GrefIndex,
     places: Vec<Option<Kept>>,
     free: Vec<u16>,
@@ -133,8 +140,11 @@ pub struct PersistentTable {
 impl PersistentTable {
     /// Makes an empty table.
     pub fn new(limits: PersistentLimits) -> PersistentTable {
+        let counters = Arc::<PersistentCounters>::default();
+        counters.limit.set(limits.pages.into());
         PersistentTable {
             limits,
+            most: limits.pages,
             index: GrefIndex::new(),
             places: Vec::new(),
             free: Vec::new(),
@@ -142,7 +152,7 @@ impl PersistentTable {
             overflowed: false,
             tidied: Duration::ZERO,
             looked: Duration::ZERO,
-            counters: Arc::default(),
+            counters,
         }
     }
 
@@ -203,6 +213,9 @@ impl PersistentTable {
 
     /// Returns a free position below the limit.
     fn place(&mut self) -> Option<u16> {
+        if self.room() == 0 {
+            return None;
+        }
         if let Some(place) = self.free.pop() {
             return Some(place);
         }
@@ -242,21 +255,40 @@ impl PersistentTable {
         if purge {
             self.tidied = now;
             self.overflowed = false;
-            let share = usize::from(self.limits.pages) * usize::from(self.limits.purge_percent);
+            let share = usize::from(self.most) * usize::from(self.limits.purge_percent);
             let room = share.div_ceil(100);
-            self.purge(room.saturating_sub(self.room()), leaving);
+            let purged = self.purge(room.saturating_sub(self.room()), leaving);
+            self.counters.purged.add(purged);
         }
+        self.evict_surplus(leaving);
+    }
+
+    /// Sets the maximum number of pages, up to that of the table's limits. Surplus pages are evicted: idle ones now, the
+    /// least recently used first, and those in use by a later [`PersistentTable::tidy`].
+    pub fn limit(&mut self, pages: u16, leaving: &mut Vec<Leaving>) {
+        self.most = pages.min(self.limits.pages);
+        self.counters.limit.set(self.most.into());
+        self.evict_surplus(leaving);
+    }
+
+    fn evict_surplus(&mut self, leaving: &mut Vec<Leaving>) {
+        let surplus = self.len().saturating_sub(self.most.into());
+        let evicted = self.purge(surplus, leaving);
+        self.counters.shrunk.add(evicted);
     }
 
     fn room(&self) -> usize {
-        usize::from(self.limits.pages).saturating_sub(self.len())
+        usize::from(self.most).saturating_sub(self.len())
     }
 
-    /// Evicts the `count` least recently used pages, except pages in use.
-    fn purge(&mut self, count: usize, leaving: &mut Vec<Leaving>) {
+    /// Evicts the `count` least recently used pages, except pages in use. Returns the number of evicted pages.
+    fn purge(&mut self, count: usize, leaving: &mut Vec<Leaving>) -> u64 {
+        if count == 0 {
+            return 0;
+        }
         let unused = self.places.iter().flatten().filter(|kept| kept.uses == 0);
         let mut ages: Vec<Duration> = unused.map(|kept| kept.last).collect();
-        let Some(last) = count.min(ages.len()).checked_sub(1) else { return };
+        let Some(last) = count.min(ages.len()).checked_sub(1) else { return 0 };
         let (_, limit, _) = ages.select_nth_unstable(last);
         let (limit, before) = (*limit, leaving.len());
         let mut left = last + 1;
@@ -265,10 +297,10 @@ impl PersistentTable {
             left -= usize::from(goes);
             goes
         });
-        self.counters.purged.add((leaving.len() - before) as u64);
+        u64_from(leaving.len() - before)
     }
 
-    /// Evicts every page that is not in use: under memory pressure, or when the frontend disconnects.
+    /// Evicts every page that is not in use: when the frontend disconnects.
     pub fn shrink(&mut self, leaving: &mut Vec<Leaving>) {
         let before = leaving.len();
         self.evict(leaving, |_| true);

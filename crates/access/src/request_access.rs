@@ -133,7 +133,9 @@ impl<G: Grantee> RequestAccess<G> {
             batches: GrantBatches::new(grantee),
             mode,
             keeps: keeps.is_some(),
-            table: PersistentTable::new(keeps.unwrap_or_default()),
+            table: PersistentTable::new(
+                keeps.unwrap_or(PersistentLimits { pages: 0, ..PersistentLimits::default() }),
+            ),
             window: None,
             places: Vec::new(),
             buffers: BounceBuffers::default(),
@@ -281,6 +283,13 @@ impl<G: Grantee> RequestAccess<G> {
     /// Unmaps all kept pages that no request uses, and frees spare buffers.
     pub fn shrink(&mut self, registry: &mut (impl PageRegistry + ?Sized)) {
         self.table.shrink(&mut self.leaving);
+        unmap_kept(&mut self.leaving, registry);
+        self.buffers.clear();
+    }
+
+    /// Sets the maximum number of kept pages ([`PersistentTable::limit`]), and frees spare buffers.
+    pub fn limit_kept(&mut self, pages: u16, registry: &mut (impl PageRegistry + ?Sized)) {
+        self.table.limit(pages, &mut self.leaving);
         unmap_kept(&mut self.leaving, registry);
         self.buffers.clear();
     }

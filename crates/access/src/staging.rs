@@ -18,6 +18,7 @@
 //! When the frontend reads the response, the backend has no access to the page any more.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_memory::LentSlice;
@@ -129,13 +130,23 @@ impl Default for StagingLimits {
 #[derive(Debug)]
 pub struct StagingPool {
     used: Mutex<u32>,
-    limit: u32,
+    limit: AtomicU32,
 }
 
 impl StagingPool {
     /// Makes an empty pool for `limit` pages.
     pub fn new(limit: u32) -> Arc<StagingPool> {
-        Arc::new(StagingPool { used: Mutex::new(0), limit })
+        Arc::new(StagingPool { used: Mutex::new(0), limit: AtomicU32::new(limit) })
+    }
+
+    /// Sets the maximum number of pages. Pages that are staged beyond it stay, because only the frontend removes them.
+    pub fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Returns the maximum number of pages.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
     }
 
     /// Returns the number of pages that are staged.
@@ -280,9 +291,9 @@ impl StagingLedger {
             let staged = self.staged();
             return Err(LedgerRefusal::GuestFull { wanted, staged, limit: per_guest });
         }
-        let full = |pool: &&Arc<StagingPool>| pool.used().saturating_add(wanted) > pool.limit;
+        let full = |pool: &&Arc<StagingPool>| pool.used().saturating_add(wanted) > pool.limit();
         if let Some(pool) = self.pools.iter().find(full) {
-            let (staged, limit) = (pool.used(), pool.limit);
+            let (staged, limit) = (pool.used(), pool.limit());
             return Err(LedgerRefusal::PoolFull { wanted, staged, limit });
         }
         let mut seen = HashSet::with_capacity(list.len());

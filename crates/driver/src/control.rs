@@ -9,6 +9,7 @@
 //! ring and opener threads ────> the device that they name is due (`vbds`)
 //! control rings           ────> one round of requests; a device to close is due (`vifs`)
 //! retry times             ────> the device that failed is due (`devices`)
+//! memory pressure         ────> each pool of pages keeps a share of them (`sys::pressure`)
 //! the domain's own        ────> DriverDomain::serve
 //!                                   │
 //!                                   ▼
@@ -37,6 +38,7 @@ use std::time::Instant;
 
 use ringfence_platform::Platform;
 use ringfence_sys::poll::wait_any;
+use ringfence_sys::pressure::{PressureMonitor, Share};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind};
 use ringfence_xenstore::{StoreClient, StoreError};
@@ -62,11 +64,12 @@ impl<P: Platform, D: DriverDomain> Control<P, D> {
         platform: Arc<P>,
         store: StoreClient,
         ended: EndedPorts,
+        pressure: PressureMonitor,
     ) -> io::Result<Control<P, D>> {
         let devices = Devices::new(platform.domid());
         let (vifs, vbds) = (Vifs::new(), Vbds::new()?);
-        let backends = Backends { domain, platform, ended, vifs, vbds };
-        Ok(Control { store, devices, backends, controls: BTreeSet::new() })
+        let backends = Backends { domain, platform, ended, vifs, vbds, share: Share::WHOLE };
+        Ok(Control { store, devices, backends, controls: BTreeSet::new(), pressure })
     }
 
     /// Runs rounds until the domain ends.
@@ -88,10 +91,12 @@ impl<P: Platform, D: DriverDomain> Control<P, D> {
 
     /// Returns the next time at which the loop has work without an event.
     fn deadline(&self) -> Option<Instant> {
-        self.devices.deadline().into_iter().chain(self.backends.domain.deadline()).min()
+        let deadlines = [self.devices.deadline(), self.backends.domain.deadline()];
+        deadlines.into_iter().chain([self.pressure.due()]).flatten().min()
     }
 
-    /// Blocks until something happens, or until `until`. Notes the control rings that have requests.
+    /// Blocks until something happens, or until `until`. Notes the control rings that have requests, and adapts the pools to
+    /// memory pressure.
     ///
     /// # Errors
     ///
@@ -105,10 +110,19 @@ impl<P: Platform, D: DriverDomain> Control<P, D> {
         sources.extend(controls);
         let readable = sources.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut fds: Vec<_> = readable.collect();
+        let triggers = fds.len();
+        let trigger_fds = self.pressure.wait_fds();
+        fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
         wait_any(&mut fds, until)?;
+        let pressure: Vec<_> = fds.split_off(triggers).iter().map(PollFd::revents).collect();
         let ready = devices.into_iter().zip(&fds[first..]);
         let ready = ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device);
+        let ready: Vec<_> = ready.collect();
+        drop(fds);
         self.controls.extend(ready);
+        if let Some(share) = self.pressure.adapt(pressure.into_iter()) {
+            self.backends.set_share(share);
+        }
         Ok(())
     }
 
@@ -175,6 +189,15 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
             DeviceKind::Vif => self.vifs.list.contains_key(device),
             DeviceKind::Vbd => self.vbds.list.contains_key(device),
         }
+    }
+
+    /// Sets the share of its pages that each pool keeps under memory pressure. Each device has the share of its own limit: how
+    /// much one uses says nothing about the others.
+    fn set_share(&mut self, share: Share) {
+        tracing::info!(%share, "memory pressure: share of the pages that stay mapped");
+        self.share = share;
+        self.vbds.list.values_mut().for_each(|vbd| vbd.backend.set_share(share));
+        self.domain.set_share(share);
     }
 
     /// Starts to close a device, for the reason `why`. The device is due then.

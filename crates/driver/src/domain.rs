@@ -14,6 +14,7 @@ use ringfence_net::netback::QueueRecords;
 use ringfence_platform::Platform;
 use ringfence_switch::dataplane::{DataplaneHandle, PortId};
 use ringfence_switch::forwarding::{Mac, PortPolicy};
+use ringfence_sys::pressure::{PressureMonitor, Share};
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenbus::end::Life;
 use ringfence_xenstore::{StoreClient, StoreError};
@@ -55,6 +56,8 @@ pub(crate) struct Control<P: Platform, D: DriverDomain> {
     pub(crate) backends: Backends<P, D>,
     /// Devices whose control rings may have requests.
     pub(crate) controls: BTreeSet<DeviceId>,
+    /// Reports of memory pressure.
+    pub(crate) pressure: PressureMonitor,
 }
 
 /// Backends of all devices, and the state that they share.
@@ -64,6 +67,8 @@ pub(crate) struct Backends<P: Platform, D: DriverDomain> {
     pub(crate) ended: EndedPorts,
     pub(crate) vifs: Vifs<D::Vif>,
     pub(crate) vbds: Vbds<D::Vbd>,
+    /// Share of its pages that each pool keeps.
+    pub(crate) share: Share,
 }
 
 /// Driver domain of one command: its own sources of events, and its part of each device.
@@ -177,6 +182,11 @@ pub(crate) trait DriverDomain: Sized {
     /// Removes the crash journals of a device.
     fn remove_records(&mut self, device: &DeviceId) {
         let _ = device;
+    }
+
+    /// Sets the share of its pages that each pool of the domain's own keeps under memory pressure.
+    fn set_share(&mut self, share: Share) {
+        let _ = share;
     }
 
     /// Returns the pools in which the staged pages of a device count.

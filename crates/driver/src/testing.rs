@@ -115,8 +115,8 @@ fn handle_late_events<D: DriverDomain<Error: std::fmt::Debug>>(
         // The store sends the events of earlier changes before this answer.
         control.store.read(&format!("{}/state", device.backend_path())).unwrap();
         run_until(control, Instant::now() + Duration::from_millis(10));
-        if again.is_some() && control.devices.deadline() == again {
-            return again.unwrap();
+        if let Some(time) = again.filter(|_| control.devices.deadline() == again) {
+            return time;
         }
     }
 }

@@ -20,6 +20,7 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
     ) -> Result<Look, StoreError> {
         D::refresh(self, device, store)?;
         let Some(mut vbd) = self.vbds.list.remove(device) else { return Ok(Look::Over) };
+        vbd.backend.set_share(self.share);
         let readiness = D::open_vbd(self, device, &mut vbd);
         self.advance_replacement(device, &mut vbd, store);
         let reported = self.domain.report_storage(device, &mut vbd, store);

@@ -127,7 +127,9 @@ pub(crate) fn ring_counts(ring: &RingCounters) -> Vec<(&'static str, u64)> {
 /// Returns the sums of the levels of a disk's rings by name.
 pub(crate) fn ring_levels(rings: &[RingCounters]) -> BTreeMap<&'static str, u64> {
     let mut sums = BTreeMap::new();
-    for (name, level) in rings.iter().flat_map(|ring| ring.queue.levels()) {
+    let most = |ring: &RingCounters| ("pages_mapped_most", ring.persistent.limit.get());
+    let levels = rings.iter().flat_map(|ring| ring.queue.levels().into_iter().chain([most(ring)]));
+    for (name, level) in levels {
         *sums.entry(name).or_default() += level;
     }
     sums

@@ -5,12 +5,10 @@
 //! * [`card`]: network card of a virtual machine on a switch or a TAP, for `ringfence vhost-user net`.
 //! * [`attach`]: frontend of a vif in a Xen guest, for `ringfence attach`.
 //! * [`link`]: vif and TAP, between which workers move packets.
-//! * [`pressure`]: memory pressure, by which grant windows shrink.
 //! * [`options`]: values of options on lent memory.
 
 pub mod attach;
 pub mod card;
 pub mod link;
 pub mod options;
-pub mod pressure;
 pub mod process;

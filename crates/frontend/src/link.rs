@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use ringfence_access::window::SourceLevels;
+use ringfence_access::window::{SourceLevels, pages_under_pressure};
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::commands::{VifCommand, VifReply};
@@ -21,6 +21,7 @@ use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
 
 use ringfence_driver::workers::EndedPorts;
+use ringfence_sys::pressure::Share;
 
 /// Name of the port at the guest's end.
 const GUEST: &str = "guest";
@@ -111,8 +112,9 @@ impl<P: Platform> Link<P> {
         self.vif.is_up()
     }
 
-    /// Limits the grant windows of each queue to `most` pages.
-    pub fn resize_windows(&mut self, most: u32) {
+    /// Sets the share of its `full` pages that the grant windows of each queue keep under memory pressure.
+    pub fn set_share(&mut self, share: Share, full: u32) {
+        let most = pages_under_pressure(share, full);
         for (queue, levels) in self.levels_after(|| VifCommand::Resize(most)) {
             let (present, in_use) = (levels.present, levels.in_use);
             tracing::info!(queue, most, present, in_use, "pages of the queue's windows");

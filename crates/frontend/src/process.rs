@@ -37,9 +37,9 @@ use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::poll::wait_any;
+use ringfence_sys::pressure::PressureMonitor;
 
 use crate::link::{Link, LinkError, LinkEvent};
-use crate::pressure::PressureMonitor;
 use disks::Disks;
 
 /// Errors that end a frontend.
@@ -147,9 +147,9 @@ pub(crate) fn serve(
         LocalPlatform::connect(parts.hub)?.with_arena(arena).with_page_size(config.page_size());
     // Arenas are opened again through /proc, which the sandbox does not have.
     let vif = if has_vif { Some(make_vif(&platform, config)?) } else { None };
-    let any = config.windows || config.disks.iter().any(|disk| disk.windows);
-    let full = WindowSizes::for_queues(config.queues).pages.max(disks::WINDOW);
-    let monitor = any.then(|| PressureMonitor::new(full));
+    let has_windows = config.windows || config.disks.iter().any(|disk| disk.windows);
+    let monitor = (has_windows || !config.disks.is_empty()).then(PressureMonitor::open);
+    let window_pages = WindowSizes::for_queues(config.queues).pages;
     let revocation = revocation(config);
     let disks = Disks::new(&platform, &config.disks, revocation, parts.disks)?;
     let mut expected = platform.descriptors();
@@ -160,14 +160,15 @@ pub(crate) fn serve(
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(parts.kind, &expected)?;
     ringfence_hostnet::log::to_stderr(parts.is_verbose);
-    if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
+    // Without a window an idle pool has a few megabytes at most.
+    if let Some(why) = monitor.as_ref().filter(|_| has_windows).and_then(PressureMonitor::errors) {
         tracing::warn!("{why}");
     }
     let guest = (parts.ports)(platform.counters())?;
     isolation.lock()?;
     locked()?;
     let frontend = Frontend::start(platform, vif, guest, disks)?;
-    Frontend { monitor, ..frontend }.serve(channel)
+    Frontend { monitor, window_pages, ..frontend }.serve(channel)
 }
 
 /// Creates the frontend of the vif and allocates its memory.
@@ -248,8 +249,10 @@ struct Frontend {
     /// Counters of the ports at the guest's end.
     counters: Vec<Arc<PortCounters>>,
     was_up: bool,
-    /// Present if the frontend uses grant windows.
+    /// Present if the frontend has disks or grant windows.
     monitor: Option<PressureMonitor>,
+    /// Size of the grant windows of the vif's queues in pages, without memory pressure.
+    window_pages: u32,
 }
 
 impl Frontend {
@@ -265,7 +268,7 @@ impl Frontend {
             Some(vif) => Network::Link(Link::start(platform, vif, guest)?),
             None => Network::None(platform),
         };
-        Ok(Frontend { network, disks, counters, was_up: false, monitor: None })
+        Ok(Frontend { network, disks, counters, was_up: false, monitor: None, window_pages: 0 })
     }
 
     /// Serves until the launcher closes the channel.
@@ -295,7 +298,7 @@ impl Frontend {
                 self.network.link_mut().map_or(Ok(()), Link::close)?;
                 return Ok(());
             }
-            self.adapt_windows(pressure);
+            self.adapt_pools(pressure);
         }
     }
 
@@ -319,14 +322,14 @@ impl Frontend {
         }
     }
 
-    /// Shrinks or grows the grant windows by the system's memory pressure.
-    fn adapt_windows(&mut self, pressure: Vec<PollFlags>) {
-        let most = self.monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
-        if let Some(most) = most {
+    /// Shrinks or grows the pools of lent pages by the system's memory pressure.
+    fn adapt_pools(&mut self, pressure: Vec<PollFlags>) {
+        let share = self.monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
+        if let Some(share) = share {
             if let Some(link) = self.network.link_mut() {
-                link.resize_windows(most);
+                link.set_share(share, self.window_pages);
             }
-            self.disks.resize_windows(most);
+            self.disks.set_share(share);
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`],
 //! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`child`], [`code`],
 //! [`terminal`], [`keyring`], [`seccomp`]) or serves threads that poll
-//! ([`clock`], [`counters`], [`rules`], [`pace`], [`priority`]). None of them knows a guest.
+//! ([`clock`], [`counters`], [`rules`], [`pace`], [`pressure`], [`priority`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
@@ -25,6 +25,7 @@ pub mod namespaces;
 pub mod nbd;
 pub mod pace;
 pub mod poll;
+pub mod pressure;
 pub mod priority;
 pub mod rules;
 pub mod seccomp;

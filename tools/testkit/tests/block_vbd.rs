@@ -17,6 +17,7 @@ use ringfence_block::storage::testing::{Driver, Random, conformance, image};
 use ringfence_block::storage::{Disk, DiskQueue, Geometry, Op, Segment};
 use ringfence_memory::LentSlice;
 use ringfence_platform::Platform;
+use ringfence_sys::pressure::Share;
 use ringfence_testkit::block::{Guest, Stage};
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
@@ -118,15 +119,54 @@ fn steady_state_with_persistent_grants_needs_no_grant_operation() {
     assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0));
     assert_eq!(front.lent_pages(), lent, "the same pages, again and again");
     assert!(lent <= 32, "{lent} pages for 32 requests");
-    // The pages are released on request.
-    stage.vbds[guest.vbd].served().unwrap().shrink();
+}
+
+#[test]
+fn memory_pressure_leaves_a_share_of_the_pages_at_both_ends_and_io_goes_on() {
+    const LENGTH: u64 = 65_536;
+    const DEPTH: u64 = 32;
+    let mut stage = Stage::new();
+    let options = BlkfrontOptions::default();
+    let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
+    let front = guest.disk();
+    let mut driver = Driver::new(front.queue(32).unwrap());
+    let mut io = || {
+        for n in 0..DEPTH {
+            let segments = vec![Segment::from(LentSlice::anonymous(65_536))];
+            driver.submit(Op::Read, n * LENGTH, LENGTH, segments);
+        }
+        while driver.in_flight() > 0 {
+            driver.wait().unwrap();
+        }
+    };
     let begun = Instant::now();
-    while front.lent_pages() > 0 {
+    while front.lent_pages() <= 256 {
         assert!(begun.elapsed() < Duration::from_secs(60), "{} pages", front.lent_pages());
-        std::thread::yield_now();
-        front.release_pages();
+        io();
     }
-    io(32);
+    let share = (0..4).fold(Share::WHOLE, |share, _| share.halved());
+    stage.vbds[guest.vbd].set_share(share);
+    front.set_share(share);
+    let mapped = |stage: &Stage| -> u64 {
+        let served = stage.vbds[guest.vbd].served().unwrap();
+        served.counters().map(|(queue, _)| queue.kept.get()).sum()
+    };
+    while mapped(&stage) > 66 || front.lent_pages() > 256 {
+        let levels = (mapped(&stage), front.lent_pages());
+        assert!(begun.elapsed() < Duration::from_secs(60), "mapped and lent: {levels:?}");
+        io();
+    }
+    let served = stage.vbds[guest.vbd].served().unwrap();
+    let (_, persistent) = served.counters().next().unwrap();
+    assert_eq!((persistent.limit.get(), persistent.shrunk.get() > 0), (66, true));
+    // The pools grow again with the next requests.
+    stage.vbds[guest.vbd].set_share(Share::WHOLE);
+    front.set_share(Share::WHOLE);
+    while mapped(&stage) <= 256 || front.lent_pages() <= 256 {
+        let levels = (mapped(&stage), front.lent_pages());
+        assert!(begun.elapsed() < Duration::from_secs(60), "mapped and lent: {levels:?}");
+        io();
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_platform::{Access, DomId, Gref, Platform, WindowShape};
+use ringfence_sys::pressure::Share;
 use ringfence_testkit::block::frontend::RawFront;
 use ringfence_testkit::block::{Guest, Stage};
 use ringfence_wire::blkif::{Abi, Operation, SegmentRange, Status, keys};
@@ -119,7 +120,7 @@ fn grant_windows_shrink_and_grow_under_load() {
             let begun = Instant::now();
             loop {
                 let levels = disk.window_levels().unwrap();
-                if levels.present <= most && (most < 1024 || levels.present > 32) {
+                if levels.present <= most && (most < 1024 || levels.present > 64) {
                     return levels;
                 }
                 assert!(begun.elapsed() < Duration::from_secs(60), "{levels:?}, at most {most}");
@@ -127,9 +128,9 @@ fn grant_windows_shrink_and_grow_under_load() {
             }
         };
         until(1024);
-        disk.resize_windows(32);
-        until(32);
-        disk.resize_windows(1024);
+        disk.set_share(Share::WHOLE.halved().halved());
+        until(64);
+        disk.set_share(Share::WHOLE);
         until(1024);
         done.store(true, Ordering::SeqCst);
         assert!(load.join().unwrap() > 0);

@@ -123,10 +123,34 @@ fn page_idle_for_a_minute_is_evicted() {
     assert_eq!(table.counters().expired.get(), 2);
 }
 
+#[test]
+fn lower_limit_evicts_the_least_recently_used_pages_and_those_in_use_later() {
+    let (mut table, mut peer) = (PersistentTable::new(limits(20)), Peer);
+    let Found::Kept { hold, name, .. } = table.look_up(&mut peer, Gref(8), Duration::ZERO) else {
+        panic!()
+    };
+    for gref in 9..20 {
+        assert!(use_once(&mut table, &mut peer, gref, (gref - 8) * MS));
+    }
+    let mut leaving = vec![];
+    table.limit(1, &mut leaving);
+    assert_eq!((table.len(), leaving.len()), (1, 11), "what is in use stays");
+    assert_eq!(table.counters().limit.get(), 1);
+    assert!(!use_once(&mut table, &mut peer, 30, 20 * MS), "there is no room");
+    table.release(hold);
+    table.limit(0, &mut leaving);
+    assert_eq!((table.len(), leaving[11].name, table.counters().shrunk.get()), (0, name, 12));
+    // No more than at the beginning.
+    table.limit(100, &mut leaving);
+    assert_eq!(table.counters().limit.get(), 20);
+    assert!(use_once(&mut table, &mut peer, 30, 21 * MS));
+    assert_eq!(leaving.len(), 12);
+}
+
 proptest! {
     #[test]
     fn table_stays_within_limit_and_keeps_pages_in_use(
-        steps in prop::collection::vec((0u8..6, 8u32..60, 0u32..200), 0..400),
+        steps in prop::collection::vec((0u8..7, 8u32..60, 0u32..200), 0..400),
     ) {
         let (mut table, mut peer) = (PersistentTable::new(limits(16)), Peer);
         let mut held: HashMap<u32, Vec<(Use, u64)>> = HashMap::new();
@@ -147,6 +171,7 @@ proptest! {
                     holder.into_iter().for_each(|(hold, _)| table.release(hold));
                 }
                 4 => table.tidy(now, &mut leaving),
+                5 => table.limit(u16::try_from(wait % 17).unwrap(), &mut leaving),
                 _ => table.shrink(&mut leaving),
             }
             prop_assert!(table.len() <= 16);

@@ -25,6 +25,7 @@ use ringfence_platform::{
     Access, Gref, PageId, RevokeError, TranslationTable, WindowError, WindowName,
 };
 use ringfence_sys::numbers::bounded;
+use ringfence_sys::pressure::Share;
 
 use pool::WindowPool;
 use reuse::ReuseCache;
@@ -34,6 +35,17 @@ pub use stock::{RECLAIM_INTERVAL, RingWindow, WindowStock};
 /// Bit of a reference in a ring that marks a page of the ring's grant window. No ordinary grant table has so
 /// many entries.
 const MARK: u32 = 1 << 31;
+
+/// Number of slots of a ring of vifs. Pages beyond it are a reserve for pages in transit.
+const RING_SLOTS: u32 = 256;
+/// Minimum number of pages of a window: three packets of maximum length. With pages for one
+/// alone, a stream of such packets stalled until more were available.
+const PAGES_LEAST: u32 = 64;
+
+/// Returns the number of pages that a window of `full` pages keeps under memory pressure. The reserve goes first.
+pub fn pages_under_pressure(share: Share, full: u32) -> u32 {
+    if share.is_whole() { full } else { share.of(full.min(RING_SLOTS), PAGES_LEAST) }
+}
 
 /// Returns the ring's form of a reference to a page of a grant window.
 #[inline]

@@ -77,6 +77,7 @@ use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_sys::mailbox::{MailSender, mailbox};
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::Spin;
+use ringfence_sys::pressure::Share;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
 
@@ -84,6 +85,9 @@ use crate::storage::{Disk, Geometry};
 use pause::PauseToken;
 use queue::{BlkbackQueue, DiskSize, QueueTerms};
 use worker::{Worker, WorkerCommand};
+
+/// Number of pages that memory pressure leaves to a queue. A request of 64 pages and those of its descriptors stay mapped.
+const KEPT_LEAST: u32 = 66;
 
 /// Access mode, offered features and limits of one disk's backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,6 +203,8 @@ impl Pause {
 /// in flight, and unmaps all pages.
 pub struct Blkback {
     queues: Vec<Running>,
+    /// Maximum number of pages that a queue keeps mapped without memory pressure.
+    kept_most: u16,
     adopted: u32,
 }
 
@@ -234,7 +240,8 @@ impl Blkback {
         G: Grantee + 'static,
         C: Channel + 'static,
     {
-        let mut back = Blkback { queues: Vec::with_capacity(parts.len()), adopted: 0 };
+        let (queues, kept_most) = (Vec::with_capacity(parts.len()), options.persistent.pages);
+        let mut back = Blkback { queues, kept_most, adopted: 0 };
         let skips_flush = !disk.geometry().flush;
         let terms = QueueTerms {
             abi: agreement.abi,
@@ -288,9 +295,10 @@ impl Blkback {
         self.adopted
     }
 
-    /// Unmaps all idle pages and frees spare memory, on memory pressure.
-    pub fn shrink(&self) {
-        self.command(|| WorkerCommand::Shrink);
+    /// Sets the share of their pages that the queues keep mapped under memory pressure.
+    pub fn set_share(&self, share: Share) {
+        let pages = bounded(share.of(self.kept_most.into(), KEPT_LEAST), u16::MAX);
+        self.command(|| WorkerCommand::Keep(pages));
     }
 
     fn command(&self, command: impl Fn() -> WorkerCommand) {

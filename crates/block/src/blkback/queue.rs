@@ -217,6 +217,14 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
         self.pages.tidy(now, &mut *self.disk);
     }
 
+    /// Limits the pages that stay mapped, and frees spare memory.
+    pub(super) fn keep(&mut self, pages: u16) {
+        self.pages.limit_kept(pages, &mut *self.disk);
+        self.counters.kept.set(u64_from(self.kept()));
+        self.segments.clear();
+        self.ranges.clear();
+    }
+
     pub(super) fn shrink(&mut self) {
         self.pages.shrink(&mut *self.disk);
         self.segments.clear();

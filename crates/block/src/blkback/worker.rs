@@ -39,8 +39,8 @@ const DRAIN_STEP: Duration = Duration::from_millis(100);
 pub(super) enum WorkerCommand {
     /// Stop serving the ring, drain the disk queue and end the thread.
     Stop,
-    /// Unmap all idle pages and free spare memory.
-    Shrink,
+    /// Keep at most this number of pages mapped, and free spare memory.
+    Keep(u16),
     /// Consume no request, drain and close the disk queue, then drop the token.
     Pause(Arc<PauseToken>),
     /// Serve the ring from another queue, of a disk with these sizes.
@@ -94,7 +94,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let mut event = false;
         loop {
             match self.commands.take() {
-                Some(WorkerCommand::Shrink) => self.queue.shrink(),
+                Some(WorkerCommand::Keep(pages)) => self.queue.keep(pages),
                 Some(WorkerCommand::Stop) => return Ok(()),
                 Some(WorkerCommand::Pause(token)) => {
                     self.queue.pause();

@@ -19,6 +19,7 @@ use ringfence_access::window::SourceLevels;
 use ringfence_platform::{Access, Channel, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_sys::numbers::bounded;
+use ringfence_sys::pressure::Share;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Operation, RequestName, Response, Status, direct, discard, extents, write_zeroes,
@@ -162,10 +163,10 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    /// Sets the maximum number of pages in the window.
-    pub(super) fn resize_window(&mut self, most: u32) {
+    /// Sets the share of its pages that the pool keeps under memory pressure.
+    pub(super) fn set_share(&mut self, share: Share) {
         if let Some(connection) = &mut self.connection {
-            connection.pool.resize_window(most);
+            connection.pool.set_share(share);
         }
     }
 

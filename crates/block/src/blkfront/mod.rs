@@ -12,7 +12,7 @@
 //! after it. Pages stay lent even if the backend does not keep them mapped.
 //! [`FrontDisk::release_pages`] revokes the idle ones. If frontend and backend agree on grant windows,
 //! pages come from the ring's window, which the frontend fills and revokes alone;
-//! [`FrontDisk::resize_windows`] bounds its pages.
+//! [`FrontDisk::set_share`] bounds its pages.
 //!
 //! **Reconnect.** Unanswered requests are kept when the backend disconnects, and posted on the next
 //! connection in their order. The requester notices only the delay. No request is completed twice. If no
@@ -40,6 +40,7 @@ pub use ringfence_access::window::SourceLevels;
 use ringfence_access::window::{Revocation, RingWindow};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowName};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
+use ringfence_sys::pressure::Share;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
 use rustix::event::epoll;
@@ -208,6 +209,8 @@ pub struct FrontDisk<G, C> {
     size: Arc<CurrentSize>,
     options: BlkfrontOptions,
     lanes: Vec<SharedLane<G, C>>,
+    /// Share of their pages that the pools of the lanes keep.
+    share: Mutex<Share>,
     watchers: Mutex<Watchers>,
     rules: Arc<RuleCounters>,
     on_broken: Arc<BrokenCallback>,
@@ -283,6 +286,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
             size: Arc::new(CurrentSize(Mutex::new(offer.geometry.bytes))),
             options,
             lanes: (0..lanes.max(1)).map(lane).collect(),
+            share: Mutex::default(),
             watchers: Mutex::default(),
             rules,
             on_broken: Arc::new(BrokenCallback(Mutex::new(on_broken))),
@@ -331,7 +335,9 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         let watchers = lock(&self.watchers);
         for (number, (lane, setup)) in self.lanes.iter().zip(rings).enumerate() {
             let RingSetup { granter, ring, pages, channel, window } = setup;
-            let pool = LentPool::new(granter, self.options.persistent, limit).with_window(window);
+            let mut pool = LentPool::new(granter, self.options.persistent, limit)
+                .with_window(window, self.options.window);
+            pool.set_share(*lock(&self.share));
             for (_, waiting) in watchers.handles.iter().filter(|(at, _)| *at == number) {
                 if let Some(waiting) = waiting.upgrade() {
                     waiting.watch(&channel);
@@ -375,10 +381,11 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         self.lanes.iter().for_each(|lane| lock(lane).release_pages());
     }
 
-    /// Sets the maximum number of pages in each grant window. Surplus idle pages are freed at once, others
-    /// after their use.
-    pub fn resize_windows(&self, most: u32) {
-        self.lanes.iter().for_each(|lane| lock(lane).resize_window(most));
+    /// Sets the share of their pages that the pools of all lanes keep under memory pressure, grant windows and lent pages alike.
+    /// Surplus idle pages are freed at once, others after their use.
+    pub fn set_share(&self, share: Share) {
+        *lock(&self.share) = share;
+        self.lanes.iter().for_each(|lane| lock(lane).set_share(share));
     }
 
     /// Returns the fill levels of all windows together, or `None` without windows.

@@ -4,9 +4,19 @@
 //! grants are kept between requests (persistent grants) or made for each request. The number of lent pages
 //! is bounded. Pages that the backend keeps mapped after a revoke are stuck: they are tried again later.
 
-use ringfence_access::window::{HeldTooLong, RingWindow, SourceLevels};
+use std::time::{Duration, Instant};
+
+use ringfence_access::window::{HeldTooLong, RingWindow, SourceLevels, pages_under_pressure};
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Granter, Gref, Lease, PageId};
+use ringfence_sys::numbers::usize_from;
+use ringfence_sys::pressure::Share;
+
+/// Interval of attempts to revoke stuck pages. A backend may keep an idle page mapped for a minute.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of lent pages that memory pressure leaves: those of one request.
+const KEPT_LEAST: u32 = ringfence_wire::blkif::SEGMENTS_MAX as u32;
 
 /// Page that the backend may access for one request.
 pub(super) enum Page {
@@ -64,8 +74,14 @@ pub(super) struct LentPool<G> {
     /// Number of pages lent, including those in use.
     lent: usize,
     limit: usize,
+    /// Number of lent pages above which an idle one is revoked: at most `limit`, fewer under memory pressure.
+    kept_most: usize,
+    /// Size of the window without memory pressure, in pages.
+    window_pages: u32,
     /// Pages that could not be revoked because the backend keeps them mapped.
     stuck: Vec<Lease>,
+    /// Time at which these are tried again.
+    retry: Option<Instant>,
     window: Option<RingWindow>,
 }
 
@@ -78,14 +94,17 @@ impl<G: Granter> LentPool<G> {
             free: Vec::new(),
             lent: 0,
             limit,
+            kept_most: limit,
+            window_pages: 0,
             stuck: Vec::new(),
+            retry: None,
             window: None,
         }
     }
 
-    /// Adds a grant window to the pool.
-    pub(super) fn with_window(self, window: Option<RingWindow>) -> LentPool<G> {
-        LentPool { window, ..self }
+    /// Adds a grant window of `window_pages` pages to the pool.
+    pub(super) fn with_window(self, window: Option<RingWindow>, window_pages: u32) -> LentPool<G> {
+        LentPool { window, window_pages, ..self }
     }
 
     /// Returns a page for one request, or `None` if there is none now.
@@ -126,21 +145,34 @@ impl<G: Granter> LentPool<G> {
     pub(super) fn give_back(&mut self, page: Page) {
         match (page, &mut self.window) {
             (Page::Windowed { page, .. }, Some(window)) => window.give_back(page),
-            (Page::Lent(page), _) if self.keeps => self.free.push(page),
+            (Page::Lent(page), _) if self.keeps && self.lent <= self.kept_most => {
+                self.free.push(page);
+            }
             (Page::Lent(page), _) => self.take_back(page),
             (Page::Windowed { .. }, None) => debug_assert!(false, "a page of no window"),
         }
     }
 
-    /// Reclaims pages of the window that the backend holds.
+    /// Reclaims pages that the backend held: those of the window, and from time to time the stuck ones.
     pub(super) fn reclaim(&mut self) -> Result<(), HeldTooLong> {
+        if self.retry.is_some_and(|retry| Instant::now() >= retry) {
+            self.retry_stuck();
+        }
         self.window.as_mut().map_or(Ok(()), RingWindow::reclaim)
     }
 
-    /// Sets the maximum number of pages in the window.
-    pub(super) fn resize_window(&mut self, most: u32) {
+    /// Sets the share of its pages that the pool keeps under memory pressure. Surplus idle pages are revoked now, others after
+    /// their use.
+    pub(super) fn set_share(&mut self, share: Share) {
+        let limit = u32::try_from(self.limit).unwrap_or(u32::MAX);
+        self.kept_most = usize_from(share.of(limit, KEPT_LEAST));
+        // The pages that were used last are at the end; the backend probably has them mapped.
+        let surplus = self.lent.saturating_sub(self.kept_most).min(self.free.len());
+        for page in self.free.drain(..surplus).collect::<Vec<_>>() {
+            self.take_back(page);
+        }
         if let Some(window) = &mut self.window {
-            window.resize(most);
+            window.resize(pages_under_pressure(share, self.window_pages));
         }
     }
 
@@ -153,12 +185,16 @@ impl<G: Granter> LentPool<G> {
         match self.granter.take_back(page) {
             Ok(()) => self.lent = self.lent.saturating_sub(1),
             // The page still counts as lent.
-            Err(still) => self.stuck.push(still.lease),
+            Err(still) => {
+                self.retry.get_or_insert_with(|| Instant::now() + RETRY_INTERVAL);
+                self.stuck.push(still.lease);
+            }
         }
     }
 
     /// Tries again to revoke stuck pages.
-    pub(super) fn retry_stuck(&mut self) {
+    fn retry_stuck(&mut self) {
+        self.retry = None;
         for page in core::mem::take(&mut self.stuck) {
             self.take_back(page);
         }

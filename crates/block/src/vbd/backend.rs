@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_access::Mode;
 use ringfence_platform::Platform;
+use ringfence_sys::pressure::Share;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
@@ -72,6 +73,8 @@ pub struct VbdBackend {
     is_kept: bool,
     /// Queues that finish their requests. No state changes until they ended.
     leaving: Option<Blkback>,
+    /// Share of their pages that the queues keep mapped.
+    share: Share,
     /// Replacement of the disk that has begun. Meanwhile no frontend is connected.
     replacing: Option<Replacing>,
     /// The disk of the connected frontend has another size than was announced.
@@ -111,6 +114,7 @@ impl VbdBackend {
             has_served: false,
             is_kept: false,
             leaving: None,
+            share: Share::WHOLE,
             replacing: None,
             is_resized: false,
             fault: Arc::default(),
@@ -197,6 +201,18 @@ impl VbdBackend {
     pub fn keep_pages(&mut self, pages: u16) {
         self.options.persistent.pages = pages;
         self.next.persistent.pages = pages;
+    }
+
+    /// Sets the share of their pages that the queues keep mapped under memory pressure, now and after later connections. The
+    /// frontend does not notice.
+    pub fn set_share(&mut self, share: Share) {
+        if share == self.share {
+            return;
+        }
+        self.share = share;
+        if let Some((served, _)) = &self.served {
+            served.set_share(share);
+        }
     }
 
     /// Returns the identity of the device.
@@ -384,6 +400,9 @@ impl VbdBackend {
         let announced = described::AnnouncedDisk::of(disk.geometry(), &self.end, store)?;
         match self.open(adopting, disk, &announced.geometry, platform, store) {
             Ok((served, connection, first_page)) => {
+                if !self.share.is_whole() {
+                    served.set_share(self.share);
+                }
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);
                 self.end.connected();

@@ -16,6 +16,7 @@ use ringfence_sandbox::isolation::Isolation;
 use ringfence_sandbox::limits::raise_descriptor_limit;
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_switch::forwarding::{Fabric, Switch};
+use ringfence_sys::pressure::PressureMonitor;
 use ringfence_sys::signals::ignore_file_size_signal;
 
 use super::admission::Admission;
@@ -60,14 +61,20 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let [listener, namespace] = expect_fds(fds)?;
     let admission = Admission::new(channel, &namespace)?;
     drop(namespace);
-    let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
+    // Its files cannot be opened in the sandbox.
+    let pressure = PressureMonitor::open();
+    let mut expected = vec![channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
+    expected.extend(pressure.descriptors());
     raise_descriptor_limit()?;
     ignore_file_size_signal();
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     log::to_stderr(config.verbose);
+    if let Some(why) = pressure.errors() {
+        tracing::debug!("{why}");
+    }
     let rings = rings(usize::from(config.rings));
     isolation.lock()?;
-    let control = start(&config, admission, listener, rings)?;
+    let control = start(&config, admission, listener, rings, pressure)?;
     locked()?;
     channel.send(&DriverReport::Ready, &[])?;
     serve(control)
@@ -81,7 +88,9 @@ pub fn serve_unconfined(
     listener: OwnedFd,
     prepare: impl FnOnce(&ringfence_switch::dataplane::DataplaneHandle) -> io::Result<()>,
 ) -> Result<(), DriverError> {
-    let control = start(config, Admission::own()?, listener, rings(usize::from(config.rings)))?;
+    let rings = rings(usize::from(config.rings));
+    let pressure = PressureMonitor::without_triggers();
+    let control = start(config, Admission::own()?, listener, rings, pressure)?;
     prepare(&control.backends.domain.dataplane)?;
     serve(control)
 }
@@ -92,6 +101,7 @@ pub(super) fn start(
     admission: Admission,
     listener: OwnedFd,
     rings: UringPool,
+    pressure: PressureMonitor,
 ) -> Result<Control<LocalPlatform, SwitchDomain>, DriverError> {
     rustix::io::ioctl_fionbio(&listener, true).map_err(io::Error::from)?;
     let (hub_thread, hub) = Hub::new(HubLimits::default())?;
@@ -109,7 +119,7 @@ pub(super) fn start(
     let dataplane = ended.start_workers(worker_count(QUEUES_MAX), fabric, platform.counters())?;
     let parts = Parts { listener, hub, dataplane, admission, rings };
     let domain = SwitchDomain::new(&config.switch, parts);
-    let mut control = Control::new(domain, platform, store, ended)?;
+    let mut control = Control::new(domain, platform, store, ended, pressure)?;
     control.devices.watch_releases(&mut control.store)?;
     Ok(control)
 }

@@ -7,6 +7,7 @@ use ringfence_platform::DomId;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::pressure::PressureMonitor;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -40,7 +41,14 @@ impl World {
         let config = DriverConfig { switch: "test".to_owned(), verbose: false, rings: 0 };
         let rings = ringfence_memory::UringPool::new(0, 1);
         let admission = Admission::own().unwrap();
-        let control = process::start(&config, admission, listener, rings).unwrap();
+        let control = process::start(
+            &config,
+            admission,
+            listener,
+            rings,
+            PressureMonitor::without_triggers(),
+        )
+        .unwrap();
         let launcher = Channel::from_fd(near);
         proof::introduce(&launcher).unwrap();
         World { control, launcher }

@@ -24,6 +24,7 @@ use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::{Fabric, Mac, PortPolicy, Switch};
 use ringfence_sys::mailbox::{Mailbox, mailbox};
+use ringfence_sys::pressure::{PressureMonitor, Share};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreClient, StoreError};
@@ -145,6 +146,7 @@ pub(super) fn start<P: Platform>(
     config: Config,
     platform: P,
     signals: Signals,
+    pressure: PressureMonitor,
 ) -> Result<Control<P, XenDomain>, ServeError> {
     let platform = Arc::new(platform);
     let mut store = platform.store()?;
@@ -186,7 +188,7 @@ pub(super) fn start<P: Platform>(
         links: Notices::of_links()?,
         began: Instant::now(),
     };
-    let mut control = Control::new(domain, platform, store, ended)?;
+    let mut control = Control::new(domain, platform, store, ended, pressure)?;
     control.devices.discover(&mut control.store, DeviceKind::Vif)?;
     if serves_disks {
         control.devices.discover(&mut control.store, DeviceKind::Vbd)?;
@@ -422,6 +424,10 @@ impl DriverDomain for XenDomain {
 
     fn remove_records(&mut self, device: &DeviceId) {
         self.records.remove(&device_name(device));
+    }
+
+    fn set_share(&mut self, share: Share) {
+        self.staging.set_share(share);
     }
 
     fn staging_pools(&mut self, device: &DeviceId) -> Vec<Arc<StagingPool>> {

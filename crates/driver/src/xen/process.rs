@@ -13,6 +13,7 @@ use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::Confinement;
 use ringfence_sandbox::limits::raise_descriptor_limit;
 use ringfence_sandbox::signals::Signals;
+use ringfence_sys::pressure::PressureMonitor;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
@@ -83,9 +84,14 @@ fn run<P: Platform>(
     platform: P,
     signals: Signals,
 ) -> Result<(), ServeError> {
+    // Its files are not in the view.
+    let pressure = PressureMonitor::open();
+    if let Some(why) = pressure.errors() {
+        tracing::debug!("{why}");
+    }
     let (files, sockets) = (setup.view(&config), sockets(&config));
     let confinement = Confinement::enter(CapabilitySet::NET_ADMIN, &files, sockets)?;
-    let daemon = domain::start(setup, config, platform, signals)?;
+    let daemon = domain::start(setup, config, platform, signals, pressure)?;
     confinement.lock()?;
     daemon.serve()
 }

@@ -5,6 +5,7 @@ use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubLimits};
 use ringfence_platform::{DomId, Platform, PlatformChoice};
 use ringfence_sandbox::signals::Signals;
+use ringfence_sys::pressure::PressureMonitor;
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::process::Signal;
@@ -37,7 +38,8 @@ fn device_that_fails_under_serve_is_tried_again_after_the_delay() {
     let (refusing, store) = RefusingStore::connect(&daemon, keys::FEATURE_CTRL_RING);
     let mut toolstack = daemon.store().unwrap();
     let signals = Signals::new(&[Signal::WINCH]).unwrap();
-    let mut control = domain::start(setup, config, daemon, signals).unwrap();
+    let mut control =
+        domain::start(setup, config, daemon, signals, PressureMonitor::without_triggers()).unwrap();
     control.store = store;
     control.devices.discover(&mut control.store, kind).unwrap();
     let vif = VifConfig { mac: [2, 0, 0, 0, 0, 7], mtu: 1500 };

@@ -38,7 +38,6 @@ use rustix::thread::CapabilitySet;
 use self::claim::{ClaimError, Claimed};
 use crate::link::{Link, LinkError, LinkEvent};
 use crate::options::staging_parser;
-use crate::pressure::PressureMonitor;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_driver::workers::worker_count;
 use ringfence_hostnet::interface::parse_interface;
@@ -48,6 +47,7 @@ use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 use ringfence_sys::poll::wait_any;
+use ringfence_sys::pressure::PressureMonitor;
 
 /// Time that the backend has to disconnect.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -180,7 +180,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut sizes = WindowSizes::for_queues(args.queues);
     sizes.policy.churn = args.window_churn;
     // Its files cannot be opened any more once the view of the file system is fixed.
-    let monitor = args.windows.then(|| PressureMonitor::new(sizes.pages));
+    let monitor = args.windows.then(PressureMonitor::open);
     // The interface exists. No later step needs a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
@@ -205,7 +205,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         "ringfence: {} is interface {name}",
         ringfence_driver::ports::device_name(&claimed.device)
     );
-    let served = serve(&mut link, &signals, &name, monitor);
+    let served = serve(&mut link, &signals, &name, (monitor, sizes.pages));
     // In any case, revoke the granted pages.
     let left = leave(&mut link, &claimed);
     served.and(left)
@@ -247,7 +247,7 @@ fn serve<P: Platform>(
     link: &mut Link<P>,
     signals: &Signals,
     name: &str,
-    mut monitor: Option<PressureMonitor>,
+    (mut monitor, window_pages): (Option<PressureMonitor>, u32),
 ) -> Result<(), AttachError> {
     let mut was_up = false;
     // A backend may connect and disconnect without limit.
@@ -290,9 +290,9 @@ fn serve<P: Platform>(
         let pressure: Vec<PollFlags> =
             fds.split_off(triggers).iter().map(PollFd::revents).collect();
         drop(fds);
-        if let Some(most) = monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()))
-        {
-            link.resize_windows(most);
+        let share = monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
+        if let Some(share) = share {
+            link.set_share(share, window_pages);
         }
         while let Some(arrived) = signals.next()? {
             if arrived.number != Signal::USR1.as_raw() {

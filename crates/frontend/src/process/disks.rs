@@ -20,6 +20,7 @@ use ringfence_xenstore::StoreClient;
 
 use super::Failure;
 use ringfence_driver::switchboard::DiskFrontend;
+use ringfence_sys::pressure::Share;
 
 /// One disk with its export.
 struct Served {
@@ -80,14 +81,14 @@ impl Disks {
         sockets.chain(windows).chain([self.wake.as_fd().as_raw_fd()])
     }
 
-    /// Limits the grant windows of each disk to `most` pages.
-    pub(super) fn resize_windows(&self, most: u32) {
+    /// Sets the share of its pages that each disk keeps lent under memory pressure.
+    pub(super) fn set_share(&self, share: Share) {
         for (disk, served) in self.list.iter().enumerate() {
             let Some(front) = served.vbd.disk() else { continue };
-            front.resize_windows(most);
-            if let Some(SourceLevels { present, in_use, .. }) = front.window_levels() {
-                tracing::info!(disk, most, present, in_use, "pages of the disk's windows");
-            }
+            front.set_share(share);
+            let lent = front.lent_pages();
+            let SourceLevels { present, in_use, .. } = front.window_levels().unwrap_or_default();
+            tracing::info!(disk, %share, lent, present, in_use, "pages of the disk, and of its windows");
         }
     }
 

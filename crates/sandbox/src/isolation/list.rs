@@ -343,12 +343,12 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/machine/process.rs: waiting for hypervisors, the storage and the session
     // driver/src/pool_proxy/process.rs: waiting for hypervisors, the backend and the session
     // driver/src/shield/process.rs: waiting for hypervisors, a driver, the backend and the session
-    // frontend/src/pressure.rs: pressure on the system's memory
     // nbd/src/client/host.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
     // platform/src/vhost.rs: waiting for calls and errors
     // sys/src/poll.rs: a thread sleeps until a file is ready
+    // sys/src/pressure.rs: pressure on the system's memory
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // vhost-user/src/proxy/relay.rs: readiness of the sockets of a relay
