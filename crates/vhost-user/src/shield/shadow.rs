@@ -187,7 +187,7 @@ impl ShadowQueue {
     }
 
     /// Returns the tokens of the chains in flight, in the order in which they were taken.
-    fn in_flight(&self) -> Vec<u32> {
+    pub(super) fn in_flight(&self) -> Vec<u32> {
         let tokens = (0_u32..).zip(&self.chains).filter(|(_, chain)| chain.is_in_flight);
         let mut tokens: Vec<_> = tokens.map(|(token, chain)| (chain.sequence, token)).collect();
         tokens.sort_unstable();

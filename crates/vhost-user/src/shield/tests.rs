@@ -290,6 +290,11 @@ fn chains_wait_while_the_pool_is_full_and_none_is_lost() {
         rig.forward().unwrap();
         let given: Vec<_> = std::iter::from_fn(|| rig.take()).map(|(head, _)| head).collect();
         assert!(!given.is_empty() && given.len() < 4, "{given:?}");
+        let taken = rig.shadow.in_flight();
+        assert!(
+            taken.len() <= given.len() + 1,
+            "one waits, and the others stay in the ring: {taken:?}"
+        );
         // Nothing can be done before the backend has used one, so the thread sleeps.
         assert!(!rig.forward().unwrap());
         assert!(!rig.shadow.arm(&mut rig.queue).unwrap());

@@ -425,12 +425,13 @@ fn backend_that_uses_a_chain_twice_is_replaced_and_the_driver_sees_it_once() {
 
 #[test]
 fn answer_to_another_request_is_a_fault_of_the_backend() {
-    let (served, socket) = serve(false, &[Behaviour::Confused(number::GET_CONFIG)]);
+    // The false answer is as long as the right one.
+    let (served, socket) = serve(false, &[Behaviour::Confused(number::GET_VRING_BASE)]);
     let mut front = front(socket);
     front.set_up().unwrap();
-    front.ask(number::GET_CONFIG, &[0; 12]).unwrap_err();
+    front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap_err();
     let faults = served.ended();
-    assert!(faults[0].contains("the backend: vhost-user: an answer to request 25"), "{faults:?}");
+    assert!(faults[0].contains("the backend: vhost-user: an answer to request 12"), "{faults:?}");
 }
 
 #[test]
