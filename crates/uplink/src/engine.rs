@@ -465,6 +465,7 @@ impl Uplink {
     pub fn deadline(&self) -> Option<Duration> {
         let all = [
             self.tcp.deadline(),
+            self.forwards.deadline(),
             self.name_queries.deadline(),
             self.held.deadline(),
             self.udp.deadline(),

@@ -1,7 +1,7 @@
 //! Host sockets of Linux, all watched by one epoll.
 //!
 //! A socket is added to the epoll once, for all events, edge-triggered. So a connection that is half
-//! closed, or whose guest does not read, raises no event while nothing changes.
+//! closed, or whose guest does not read, raises no event while nothing changes. Listening sockets are level-triggered.
 //!
 //! Peeking at an offset uses `SO_PEEK_OFF` (for TCP since Linux 6.9). The kernel advances the offset
 //! itself. It is set only when the next peek does not continue where the last one ended.
@@ -58,7 +58,8 @@ struct SocketEntry {
 /// Host implementation with Linux sockets.
 #[derive(Debug)]
 pub struct RealHost {
-    epoll: OwnedFd,
+    /// Shared with the listening sockets.
+    epoll: Arc<OwnedFd>,
     sockets: Vec<Option<SocketEntry>>,
     free: Vec<u32>,
     /// Set if the kernel supports `SO_PEEK_OFF` for TCP.
@@ -82,7 +83,7 @@ impl RealHost {
     ///
     /// Returns an error if no descriptor is free.
     pub fn new(counters: Arc<UplinkCounters>) -> Result<RealHost, Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         Ok(RealHost {
             epoll,
             sockets: Vec::new(),
