@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::datagrams::{Counted, RealDatagrams};
-use super::tcp::prepare;
+use super::tcp::prepare_listening;
 use super::{RealHost, Source};
 use crate::counters::UplinkCounters;
 use crate::host::Owner;
@@ -139,7 +139,7 @@ impl ListenHost for RealHost {
     fn listen(&mut self, owner: Owner, socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
         self.counters.syscalls.add(5);
         rustix::io::ioctl_fionbio(&socket, true)?;
-        prepare(&socket)?;
+        prepare_listening(&socket)?;
         // Level-triggered: the epoll tells of further connections in the call that is made anyway. Edge-triggered, each
         // connection would cost a second accept4, which finds none.
         let data = epoll::EventData::new_u64(owner.to_word());

@@ -31,7 +31,8 @@ use rustix::io::Errno;
 
 pub use self::outbound::{Outbound, Source};
 pub use self::own::OwnAddresses;
-use self::tcp::Spares;
+use self::tcp::{NoDelay, Spares};
+use super::relay::Pipe;
 use super::{Host, Owner, OwnerKind, Readiness, Ready, RunnerFile, Socket};
 use crate::counters::UplinkCounters;
 
@@ -53,6 +54,7 @@ struct SocketEntry {
     owner: Owner,
     /// Offset of the kernel's next peek; `None` if it was never set, which means the front.
     peek_at: Option<usize>,
+    no_delay: NoDelay,
 }
 
 /// Host implementation with Linux sockets.
@@ -67,6 +69,8 @@ pub struct RealHost {
     /// Scratch buffer for bytes that are peeked again.
     scratch: Vec<u8>,
     spares: Spares,
+    /// Empty pipes of relays that have ended.
+    pipes: Vec<Pipe>,
     own: Option<OwnAddresses>,
     outbound: Outbound,
     /// Set by tests whose peers are at the loopback of this host.
@@ -91,6 +95,7 @@ impl RealHost {
             has_peek_offset: tcp::kernel_has_peek_offset(),
             scratch: Vec::new(),
             spares: Spares::default(),
+            pipes: Vec::new(),
             own: None,
             outbound: Outbound::default(),
             #[cfg(test)]
@@ -153,6 +158,7 @@ impl RealHost {
         owner: Owner,
         file: OwnedFd,
         flags: epoll::EventFlags,
+        no_delay: NoDelay,
     ) -> Result<Socket, Errno> {
         self.count();
         epoll::add(
@@ -161,7 +167,7 @@ impl RealHost {
             epoll::EventData::new_u64(owner.to_word()),
             flags | epoll::EventFlags::ET,
         )?;
-        let entry = Some(SocketEntry { file, owner, peek_at: None });
+        let entry = Some(SocketEntry { file, owner, peek_at: None, no_delay });
         let index = match self.free.pop() {
             Some(index) => {
                 if let Some(free) =
