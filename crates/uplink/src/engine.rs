@@ -453,6 +453,7 @@ impl Uplink {
     /// Handles all timers that are due.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
+        self.forwards.run_timers(now);
         self.name_queries.run_timers(&mut context!(self, now));
         self.held.run_timers(now);
         self.follow_answers(now);

@@ -7,7 +7,7 @@
 //!
 //! The host reports a listening socket as long as connections wait at it. So a port accepts one connection after a report,
 //! which costs one call, and twice as many after each report in a row. It is not reported while it pauses: until the relays
-//! have sockets again, or for [`RETRY_AFTER`] after a failure such as a lack of descriptors.
+//! have sockets again or the link has room, or for [`RETRY_AFTER`] after a failure such as a lack of descriptors.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -152,19 +152,31 @@ struct ForwardedPort {
     /// Round that accepted as many connections as it could.
     full_in: Option<u64>,
     pause: Option<Pause>,
+    /// The host reports waiting connections.
+    is_watched: bool,
     /// Set after a failure was logged, until a connection is accepted.
     is_failing: bool,
 }
 
 impl ForwardedPort {
     fn new(listener: Box<dyn Listener>, to: Destination) -> ForwardedPort {
-        let (queued, budget, is_failing) = (false, 1, false);
-        ForwardedPort { listener, to, queued, budget, full_in: None, pause: None, is_failing }
+        ForwardedPort {
+            listener,
+            to,
+            queued: false,
+            budget: 1,
+            full_in: None,
+            pause: None,
+            is_watched: true,
+            is_failing: false,
+        }
     }
 
-    fn pause(&mut self, pause: Pause) {
-        self.pause = Some(pause);
-        self.listener.watch(false);
+    fn watch(&mut self, is_watched: bool) {
+        if self.is_watched != is_watched {
+            self.is_watched = is_watched;
+            self.listener.watch(is_watched);
+        }
     }
 
     /// Returns `true` if the relays have no socket for the next connection.
@@ -183,7 +195,7 @@ impl ForwardedPort {
             );
         }
         self.is_failing = true;
-        self.pause(Pause::Failed(context.now + RETRY_AFTER));
+        self.pause = Some(Pause::Failed(context.now + RETRY_AFTER));
     }
 }
 
@@ -243,6 +255,10 @@ impl Forwards {
     pub(crate) fn ready(&mut self, ready: Ready) {
         let Some(index) = self.ports.index_of(ready.owner) else { return };
         let Some(port) = self.ports.get_mut(index) else { return };
+        if port.queued {
+            // Nothing is accepted while the link is full. Reports would keep the runner busy meanwhile.
+            return port.watch(false);
+        }
         let is_next = port.full_in.is_some_and(|round| round.wrapping_add(1) == self.round);
         port.budget = if is_next { (port.budget * 2).min(ACCEPTS) } else { 1 };
         self.queue(index);
@@ -258,7 +274,7 @@ impl Forwards {
         }
     }
 
-    /// Returns the time at which [`accept`](Self::accept) must be called next.
+    /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         let pauses = self.paused.iter().filter_map(|&index| self.ports.get(index)?.pause);
         let ends = pauses.filter_map(|pause| match pause {
@@ -277,7 +293,7 @@ impl Forwards {
         handoffs: &mut Vec<(usize, Handoff)>,
         context: &mut Context<'_>,
     ) -> bool {
-        self.resume(relays, context);
+        self.resume(|port| port.pause == Some(Pause::Starving) && !port.is_starving(relays));
         let mut left = ACCEPTS;
         for _ in 0..self.waiting.len() {
             if left == 0 {
@@ -292,6 +308,7 @@ impl Forwards {
                 open(accepted, tcp, handoffs, context);
             });
             left -= accepted;
+            port.watch(port.pause.is_none());
             if port.pause.is_some() {
                 self.paused.push(index);
             } else if accepted == budget {
@@ -302,21 +319,20 @@ impl Forwards {
         !self.waiting.is_empty()
     }
 
-    /// Ends the pauses that are over. The ports accept in the same round: a connection may have come before.
-    fn resume(&mut self, relays: &Relays, context: &Context<'_>) {
+    /// Ends the pauses whose time is over. The next [`accept`](Self::accept) tries again.
+    pub(crate) fn run_timers(&mut self, now: Duration) {
+        self.resume(|port| matches!(port.pause, Some(Pause::Failed(until)) if until <= now));
+    }
+
+    /// Ends the pauses that are over. The ports accept without a report: connections may have come before.
+    fn resume(&mut self, is_over: impl Fn(&ForwardedPort) -> bool) {
         if self.paused.is_empty() {
             return;
         }
         for index in core::mem::take(&mut self.paused) {
             let Some(port) = self.ports.get_mut(index) else { continue };
-            let is_over = match port.pause {
-                Some(Pause::Starving) => !port.is_starving(relays),
-                Some(Pause::Failed(until)) => until <= context.now,
-                None => true,
-            };
-            if is_over {
+            if is_over(port) {
                 port.pause = None;
-                port.listener.watch(true);
                 self.queue(index);
             } else {
                 self.paused.push(index);
@@ -335,7 +351,7 @@ fn accept_from(
 ) -> usize {
     for accepted in 0..budget {
         if port.is_starving(relays) {
-            port.pause(Pause::Starving);
+            port.pause = Some(Pause::Starving);
             return accepted;
         }
         match (port.listener.accept(), port.to) {
