@@ -176,6 +176,12 @@ impl Context<'_> {
         Refusal::NotProxied
     }
 
+    /// Returns `true` if the host has no longer the address from which a socket sends.
+    pub(crate) fn has_lost(&self, at: Option<SocketAddr>) -> bool {
+        at.map(|at| at.ip())
+            .is_some_and(|ip| !ip.is_unspecified() && !ip.is_loopback() && !self.host.is_own(ip))
+    }
+
     /// Returns the upstream proxy, if there is one.
     pub(crate) fn upstream(&self) -> Option<&UpstreamProxy> {
         self.config.upstream.as_deref()

@@ -152,6 +152,8 @@ counters! {
     tcp_opened;
     /// TCP connections opened from outside.
     tcp_accepted;
+    /// Attempts to accept a connection that failed, such as for lack of descriptors.
+    accept_failed;
     /// TCP connections closed for any reason.
     tcp_closed;
     /// TCP connections that were refused or failed.

@@ -413,7 +413,11 @@ impl Uplink {
                 }
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
-                OwnerKind::Addresses => self.close_forbidden(now),
+                OwnerKind::Addresses => {
+                    self.close_forbidden(now);
+                    self.udp.close_without_source(&mut context!(self, now));
+                    self.icmp.close_without_source(&mut context!(self, now));
+                }
                 OwnerKind::Relay | OwnerKind::RelayOuter => self.relays.ready(ready),
                 OwnerKind::RelayListener | OwnerKind::RelayClient => {
                     self.datagram_relays.ready(ready);
@@ -449,6 +453,7 @@ impl Uplink {
     /// Handles all timers that are due.
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
+        self.forwards.run_timers(now);
         self.name_queries.run_timers(&mut context!(self, now));
         self.held.run_timers(now);
         self.follow_answers(now);
@@ -465,6 +470,7 @@ impl Uplink {
     pub fn deadline(&self) -> Option<Duration> {
         let all = [
             self.tcp.deadline(),
+            self.forwards.deadline(),
             self.name_queries.deadline(),
             self.held.deadline(),
             self.udp.deadline(),
@@ -564,6 +570,26 @@ mod tests {
         ends.write(&mut frame, protocol::UDP, 8, 1).unwrap();
         let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
         uplink.frame_alone(&frame, meta, NOW);
+    }
+
+    #[test]
+    fn association_whose_source_address_the_host_has_lost_is_opened_again() {
+        let host = ScriptedHost::new(8).unwrap();
+        let set_addresses = host.addresses();
+        let (old, new) = (IpAddr::from([203, 0, 113, 2]), IpAddr::from([203, 0, 113, 3]));
+        set_addresses(vec![old, new]);
+        let mut uplink = Uplink::new(Config::default(), Box::new(host), Arc::default());
+        let peer = IpAddr::from([198, 51, 100, 1]);
+        query(&mut uplink, peer);
+        uplink.poll_host(NOW).unwrap();
+        assert_eq!(uplink.udp_flows(), 1, "the address stayed");
+        set_addresses(vec![new]);
+        uplink.poll_host(NOW).unwrap();
+        assert_eq!(uplink.udp_flows(), 0);
+        query(&mut uplink, peer);
+        set_addresses(vec![new, old]);
+        uplink.poll_host(NOW).unwrap();
+        assert_eq!((uplink.udp_flows(), uplink.counters().udp_opened.get()), (1, 2));
     }
 
     #[test]

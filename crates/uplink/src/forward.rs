@@ -4,8 +4,13 @@
 //! ([`Destination`]). Ports can be added and removed while the engine runs. A removed
 //! port accepts nothing more; its connections stay. Clients on the host's loopback may be relayed
 //! ([`crate::relay`]). Forwarded UDP ports are part of [`crate::udp`].
+//!
+//! The host reports a listening socket as long as connections wait at it. So a port accepts one connection after a report,
+//! which costs one call, and twice as many after each report in a row. It is not reported while it pauses: until the relays
+//! have sockets again or the link has room, or for [`RETRY_AFTER`] after a failure such as a lack of descriptors.
 
 use core::net::SocketAddr;
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -20,6 +25,8 @@ use crate::tcp::Tcp;
 
 /// Maximum of connections accepted in one round.
 const ACCEPTS: usize = 64;
+/// Time after which a port that could not accept a connection tries again. No event tells that descriptors are free.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Forwarded port of a running engine, as [`Uplink::remove_forward`](crate::Uplink::remove_forward) takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,11 +133,90 @@ impl<T> Reused<T> {
     }
 }
 
+/// Reason for which a port accepts nothing for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// The relays wait for sockets of the guest's network.
+    Starving,
+    /// The host failed to accept. It is tried again at this time.
+    Failed(Duration),
+}
+
 /// Forwarded port: a listening socket and its destination.
 struct ForwardedPort {
     listener: Box<dyn Listener>,
     to: Destination,
     queued: bool,
+    /// Maximum of connections that are accepted after the next report.
+    budget: usize,
+    /// Round that accepted as many connections as it could.
+    full_in: Option<u64>,
+    pause: Option<Pause>,
+    /// The host reports waiting connections.
+    is_watched: bool,
+    /// Set after a failure was logged, until a connection is accepted.
+    is_failing: bool,
+}
+
+impl ForwardedPort {
+    fn new(listener: Box<dyn Listener>, to: Destination) -> ForwardedPort {
+        ForwardedPort {
+            listener,
+            to,
+            queued: false,
+            budget: 1,
+            full_in: None,
+            pause: None,
+            is_watched: true,
+            is_failing: false,
+        }
+    }
+
+    fn watch(&mut self, is_watched: bool) {
+        if self.is_watched != is_watched {
+            self.is_watched = is_watched;
+            self.listener.watch(is_watched);
+        }
+    }
+
+    /// Returns `true` if the relays have no socket for the next connection.
+    fn is_starving(&self, relays: &Relays) -> bool {
+        matches!(self.to, Destination::Guest(guest) if relays.is_starving(guest.is_ipv4()))
+    }
+
+    /// Pauses the port after a failure.
+    fn record_failure(&mut self, errno: Errno, context: &Context<'_>) {
+        context.counters.accept_failed.add(1);
+        if !self.is_failing {
+            let to = self.to;
+            tracing::warn!(
+                %errno, ?to,
+                "a published port cannot accept connections; they wait, and are tried again"
+            );
+        }
+        self.is_failing = true;
+        self.pause = Some(Pause::Failed(context.now + RETRY_AFTER));
+    }
+}
+
+/// Returns `true` for an error of one connection: it was aborted, or the network failed, before it was accepted. Linux
+/// passes pending errors of the network on (accept(2)). The next connection can be accepted.
+fn concerns_one_connection(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::CONNABORTED
+            | Errno::INTR
+            | Errno::PROTO
+            | Errno::NOPROTOOPT
+            | Errno::OPNOTSUPP
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::NONET
+            | Errno::TIMEDOUT
+            | Errno::PERM
+    )
 }
 
 /// All forwarded TCP ports.
@@ -138,6 +224,10 @@ struct ForwardedPort {
 pub(crate) struct Forwards {
     ports: Reused<ForwardedPort>,
     waiting: VecDeque<usize>,
+    /// Ports that pause.
+    paused: Vec<usize>,
+    /// Number of calls of [`accept`](Self::accept).
+    round: u64,
 }
 
 impl Forwards {
@@ -149,8 +239,7 @@ impl Forwards {
         context: &mut Context<'_>,
     ) -> Result<ForwardId, Errno> {
         self.ports.insert(OwnerKind::TcpListener, |owner| {
-            let listener = context.host.listen(owner, socket)?;
-            Ok(ForwardedPort { listener, to, queued: false })
+            Ok(ForwardedPort::new(context.host.listen(owner, socket)?, to))
         })
     }
 
@@ -158,18 +247,41 @@ impl Forwards {
     pub(crate) fn remove(&mut self, id: ForwardId) {
         if let Some((removed, _)) = self.ports.remove(id) {
             self.waiting.retain(|index| *index != removed);
+            self.paused.retain(|index| *index != removed);
         }
     }
 
     /// Handles an event of a listening socket.
     pub(crate) fn ready(&mut self, ready: Ready) {
         let Some(index) = self.ports.index_of(ready.owner) else { return };
+        let Some(port) = self.ports.get_mut(index) else { return };
+        if port.queued {
+            // Nothing is accepted while the link is full. Reports would keep the runner busy meanwhile.
+            return port.watch(false);
+        }
+        let is_next = port.full_in.is_some_and(|round| round.wrapping_add(1) == self.round);
+        port.budget = if is_next { (port.budget * 2).min(ACCEPTS) } else { 1 };
+        self.queue(index);
+    }
+
+    fn queue(&mut self, index: usize) {
         if let Some(port) = self.ports.get_mut(index)
             && !port.queued
+            && port.pause.is_none()
         {
             port.queued = true;
             self.waiting.push_back(index);
         }
+    }
+
+    /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        let pauses = self.paused.iter().filter_map(|&index| self.ports.get(index)?.pause);
+        let ends = pauses.filter_map(|pause| match pause {
+            Pause::Failed(until) => Some(until),
+            Pause::Starving => None,
+        });
+        ends.min()
     }
 
     /// Accepts connections. Those of another engine are appended to `handoffs`. Returns `true` if more may be
@@ -181,31 +293,88 @@ impl Forwards {
         handoffs: &mut Vec<(usize, Handoff)>,
         context: &mut Context<'_>,
     ) -> bool {
-        for _ in 0..ACCEPTS {
-            let Some(&index) = self.waiting.front() else { return false };
-            let Some(port) = self.ports.get_mut(index) else { return false };
-            if matches!(port.to, Destination::Guest(guest) if relays.is_starving(guest.is_ipv4())) {
-                return false;
+        self.resume(|port| port.pause == Some(Pause::Starving) && !port.is_starving(relays));
+        let mut left = ACCEPTS;
+        for _ in 0..self.waiting.len() {
+            if left == 0 {
+                break;
             }
-            match (port.listener.accept(), port.to) {
-                (Ok((file, client)), Destination::Guest(guest)) => {
-                    let accepted = Accepted { file, client, guest };
-                    if let Err(accepted) = relays.start(accepted, context) {
-                        open(accepted, tcp, handoffs, context);
-                    }
-                }
-                (Ok((file, _)), Destination::Host(to)) => relays.start_to_host(file, to, context),
-                // The connection was aborted before it was accepted.
-                (Err(Errno::CONNABORTED | Errno::INTR), _) => {}
-                // None left, or no descriptor: the next connection raises the next event.
-                (Err(_), _) => {
-                    port.queued = false;
-                    self.waiting.pop_front();
-                }
+            let Some(index) = self.waiting.pop_front() else { break };
+            let Some(port) = self.ports.get_mut(index) else { continue };
+            port.queued = false;
+            let budget = port.budget.min(left);
+            port.full_in = None;
+            let accepted = accept_from(port, budget, relays, context, |accepted, context| {
+                open(accepted, tcp, handoffs, context);
+            });
+            left -= accepted;
+            port.watch(port.pause.is_none());
+            if port.pause.is_some() {
+                self.paused.push(index);
+            } else if accepted == budget {
+                port.full_in = Some(self.round);
             }
         }
+        self.round = self.round.wrapping_add(1);
         !self.waiting.is_empty()
     }
+
+    /// Ends the pauses whose time is over. The next [`accept`](Self::accept) tries again.
+    pub(crate) fn run_timers(&mut self, now: Duration) {
+        self.resume(|port| matches!(port.pause, Some(Pause::Failed(until)) if until <= now));
+    }
+
+    /// Ends the pauses that are over. The ports accept without a report: connections may have come before.
+    fn resume(&mut self, is_over: impl Fn(&ForwardedPort) -> bool) {
+        if self.paused.is_empty() {
+            return;
+        }
+        for index in core::mem::take(&mut self.paused) {
+            let Some(port) = self.ports.get_mut(index) else { continue };
+            if is_over(port) {
+                port.pause = None;
+                self.queue(index);
+            } else {
+                self.paused.push(index);
+            }
+        }
+    }
+}
+
+/// Accepts up to `budget` connections of a port. Returns their number, with those that were aborted.
+fn accept_from(
+    port: &mut ForwardedPort,
+    budget: usize,
+    relays: &mut Relays,
+    context: &mut Context<'_>,
+    mut open: impl FnMut(Accepted, &mut Context<'_>),
+) -> usize {
+    for accepted in 0..budget {
+        if port.is_starving(relays) {
+            port.pause = Some(Pause::Starving);
+            return accepted;
+        }
+        match (port.listener.accept(), port.to) {
+            (Ok((file, client)), Destination::Guest(guest)) => {
+                port.is_failing = false;
+                let accepted = Accepted { file, client, guest };
+                if let Err(accepted) = relays.start(accepted, context) {
+                    open(accepted, context);
+                }
+            }
+            (Ok((file, _)), Destination::Host(to)) => {
+                port.is_failing = false;
+                relays.start_to_host(file, to, context);
+            }
+            (Err(errno), _) if concerns_one_connection(errno) => {}
+            (Err(Errno::AGAIN), _) => return accepted,
+            (Err(errno), _) => {
+                port.record_failure(errno, context);
+                return accepted;
+            }
+        }
+    }
+    budget
 }
 
 /// Opens an accepted connection at the guest, or hands it over to the engine that owns its flow.

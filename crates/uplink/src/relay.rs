@@ -247,7 +247,9 @@ impl Relays {
             let events = core::mem::take(&mut entry.events);
             let (more, out, back) = match relay.advance(events) {
                 Progress::Ended => {
-                    self.remove(id);
+                    if let Some(TcpRelayState::Joined(relay)) = self.remove(id) {
+                        context.host.recycle(relay);
+                    }
                     continue;
                 }
                 Progress::More(out, back) => (true, out, back),
@@ -262,10 +264,10 @@ impl Relays {
         (self.waiting.len(), refused)
     }
 
-    fn remove(&mut self, id: ForwardId) {
-        if self.entries.remove(id).is_some() {
-            self.count -= 1;
-        }
+    fn remove(&mut self, id: ForwardId) -> Option<TcpRelayState> {
+        let (_, entry) = self.entries.remove(id)?;
+        self.count -= 1;
+        Some(entry.state)
     }
 }
 
@@ -280,7 +282,7 @@ fn connect(
     else {
         return Ok(());
     };
-    match context.host.connected(&inner) {
+    match context.host.connected(&inner, entry.events.inner) {
         Ok(false) => {
             entry.state = TcpRelayState::Connecting { client, inner };
             Ok(())

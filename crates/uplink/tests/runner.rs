@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_offload::OffloadMeta;
@@ -113,6 +113,16 @@ struct Running {
 
 impl Running {
     fn start(is_polled_by_calls: bool, share: Share, member: Option<Member>) -> Running {
+        Running::spinning(is_polled_by_calls, share, member, Duration::ZERO)
+    }
+
+    /// Starts a runner that busy-polls for at most `spin`.
+    fn spinning(
+        is_polled_by_calls: bool,
+        share: Share,
+        member: Option<Member>,
+        spin: Duration,
+    ) -> Running {
         let (socket, guest) = UnixDatagram::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         guest.set_read_timeout(Some(WITHIN)).unwrap();
@@ -131,7 +141,7 @@ impl Running {
         };
         let (stop, stopped) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || {
-            let mut runner = Runner::new(uplink, link, Clock::default(), Duration::ZERO);
+            let mut runner = Runner::new(uplink, link, Clock::default(), spin);
             if let Some(member) = member {
                 runner = runner.with_others(member);
             }
@@ -179,6 +189,29 @@ fn frames_that_come_one_by_one_are_read_mostly_without_a_read_that_finds_nothing
         runner.exchange();
     }
     assert!(runner.end() >= FRAMES);
+}
+
+#[test]
+fn runner_that_spins_looks_at_sockets_at_intervals() {
+    for is_polled_by_calls in [true, false] {
+        let spin = Duration::from_secs(1);
+        let runner = Running::spinning(is_polled_by_calls, Share::default(), None, spin);
+        // Each sleep that ends soon doubles the time of the spin.
+        for _ in 0..40 {
+            runner.exchange();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (began, before) = (Instant::now(), runner.counters.syscalls.get());
+        for _ in 0..40 {
+            runner.exchange();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (took, calls) = (began.elapsed(), runner.counters.syscalls.get() - before);
+        // At most one look in 4 µs, and some around each frame. A slow computer makes fewer.
+        let most = took.as_micros() / 4 + 40 * 40;
+        assert!(u128::from(calls) <= most, "{calls} calls in {took:?}");
+        runner.end();
+    }
 }
 
 #[test]

@@ -305,6 +305,38 @@ fn client_port_reused_in_time_wait_is_accepted() {
 }
 
 #[test]
+fn window_of_syn_stays_in_force_without_a_call() {
+    let mut fixture = Fixture::new();
+    let client = SocketAddr::from((ROUTER, fixture.port()));
+    let _remote = TcpStream::connect(fixture.listener.local_addr().unwrap()).unwrap();
+    let file = fixture.listener.accept().unwrap().0.into();
+    let guest = SocketAddr::from((GUEST, 4000));
+    fixture.uplink.accept_handoff(Handoff::Connection { file, client, guest }, fixture.now);
+    fixture.run("uplink S 0 16");
+    let before = fixture.uplink.counters().syscalls.get();
+    fixture.run("guest SA 0 1");
+    fixture.uplink.output(&mut fixture.wire, fixture.now);
+    assert_eq!(fixture.uplink.counters().syscalls.get(), before);
+    let window =
+        fixture.wire.frames[0][34..].first_chunk().map(|header| Segment::parse(header, 0).window);
+    assert!(window.unwrap() > 0, "the window of the SYN, scaled");
+    fixture.run("uplink A 1 1");
+}
+
+#[test]
+fn end_that_came_with_data_needs_no_further_peek() {
+    let mut fixture = established("host send 1 100\nhost shut");
+    fixture.uplink.poll_host(fixture.now).unwrap();
+    let before = fixture.uplink.counters().syscalls.get();
+    while fixture.uplink.output(&mut fixture.wire, fixture.now) {}
+    assert_eq!(fixture.uplink.counters().syscalls.get() - before, 1, "the peek");
+    fixture.run(
+        "uplink A 1 1 len=100
+         uplink FA 101 1",
+    );
+}
+
+#[test]
 fn refused_host_connection_resets_guest() {
     let mut fixture = Fixture::new();
     // No process listens on this port. One that was just released may be another test's by now.

@@ -335,3 +335,39 @@ fn private_addresses_do_not_depend_on_the_host() {
     assert_eq!(refused.finish(LONG).status, Some(125));
     server.end();
 }
+
+/// Asks a UDP server again and again from one port, until the file `end`. Each answer is a line.
+const ASKS: &str = r#"
+import os, socket, sys
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind(("0.0.0.0", 41641))
+own.settimeout(0.5)
+while not os.path.exists("end"):
+    own.sendto(b"x", (sys.argv[1], 7000))
+    try:
+        own.recv(100)
+        print("answered", flush=True)
+    except OSError:
+        pass
+"#;
+
+#[test]
+fn port_that_sends_all_the_time_is_answered_after_the_hosts_address_was_replaced() {
+    let Some(world) = World::new(Families::V4) else { return };
+    std::fs::write(world.file("asks.py"), ASKS).unwrap();
+    let server = world.server("udp_server", FAR_V4, 7000);
+    let script = format!("exec python3 asks.py {FAR_V4}");
+    let guest = world.lone_guest("--uplink-address private", &script);
+    guest.wait_for_output("answered");
+    let change = "ip addr del 192.0.2.2/24 dev wan0; ip addr add 192.0.2.9/24 dev wan0; \
+                  ip route replace default via 192.0.2.1 dev wan0";
+    world.host(&["sh", "-ec", change]).succeed(MOMENT);
+    let heard = eventually(LONG, || server.stdout.text().contains("client 192.0.2.9"));
+    assert!(heard, "the server hears nothing from the new address");
+    let count = || guest.stdout.text().matches("answered").count();
+    let before = count();
+    assert!(eventually(LONG, || count() > before), "the guest has no answer");
+    std::fs::write(world.file("end"), "").unwrap();
+    guest.succeed(MOMENT);
+    drop(server.end());
+}

@@ -6,7 +6,8 @@
 //!                                          └─ wan0 ─── veth ──── out0 ─┘
 //! ```
 //!
-//! Every [`STEP`] the path changes. Attempts fail only with an address of the host that was removed meanwhile. Between
+//! Every [`STEP`] the path changes. Attempts fail only with an address of the host that was removed meanwhile, and programs
+//! by failures of their own ([`Program::own_failure`]). Between
 //! the parts of the time the guest pauses: all its flows end, and then the uplink must have as many descriptors as at
 //! the start, spare sockets aside, and as much memory as in the first pause.
 
@@ -25,8 +26,8 @@ const LONG: Duration = Duration::from_secs(90);
 const STEP: Duration = Duration::from_secs(10);
 /// Number of pauses of the guest.
 const PAUSES: u32 = 4;
-/// Time limit for attempts to end once the guest pauses: the longest silence of a flow, and an answer.
-const PAUSED: Duration = Duration::from_secs(240);
+/// Time that a guest's load may take, beside its longest attempt, to see that it pauses or ends.
+const NOTICED: Duration = Duration::from_secs(30);
 /// Time limit for the end of flows that no program uses: mappings of UDP end after three minutes.
 const FORGOTTEN: Duration = Duration::from_secs(240);
 /// Sockets of an uplink's thread that are opened ahead of the next connections, of both families.
@@ -77,6 +78,8 @@ struct Program {
     /// Server outside, if it needs one of its own.
     server: Option<&'static str>,
     command: &'static str,
+    /// Text of a failure that is the program's own when the MTU falls meanwhile.
+    own_failure: Option<&'static str>,
 }
 
 const CURL: Need = Need::Program("curl", "curl");
@@ -89,18 +92,21 @@ const PROGRAMS: [Program; 10] = [
         needs: &[CURL],
         server: Some("exec python3 -m http.server --bind {v4} 8000 2>/dev/null"),
         command: "curl -sSf --max-time 80 -o {at}/noise http://{v4}:8000/noise; cmp {at}/noise noise",
+        own_failure: None,
     },
     Program {
         name: "curl-upload",
         needs: &[CURL],
         server: None,
         command: "test \"$(curl -sSf --max-time 80 -T noise http://{v4}:7302/)\" = \"$(sha256sum < noise | cut -d' ' -f1)\"",
+        own_failure: None,
     },
     Program {
         name: "curl-http2",
         needs: &[CURL, OPENSSL, Need::Program("nghttpd", "nghttp2-server")],
         server: Some("exec nghttpd -a {v6} 8443 key.pem cert.pem -d ."),
         command: "curl -sSfk --max-time 80 --http2 -o {at}/noise https://[{v6}]:8443/noise; cmp {at}/noise noise",
+        own_failure: None,
     },
     Program {
         name: "git-clone",
@@ -109,6 +115,7 @@ const PROGRAMS: [Program; 10] = [
             "exec git -c safe.directory='*' daemon --export-all --reuseaddr --listen={v4} --base-path=$PWD/repositories",
         ),
         command: "git clone -q git://{v4}/one {at}/one; cmp {at}/one/noise noise",
+        own_failure: None,
     },
     Program {
         name: "openssl",
@@ -117,6 +124,7 @@ const PROGRAMS: [Program; 10] = [
             "exec openssl s_server -quiet -www -accept {v4}:4434 -cert cert.pem -key key.pem",
         ),
         command: "echo 'GET / HTTP/1.0\n' | timeout 80 openssl s_client -quiet -connect {v4}:4434 2>/dev/null | grep -q TLS",
+        own_failure: None,
     },
     Program {
         name: "browser",
@@ -124,6 +132,7 @@ const PROGRAMS: [Program; 10] = [
         server: None,
         command: "timeout 80 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage \
                   --user-data-dir=$PWD/{at}/profile --dump-dom http://{v4}:8000/page.html 2>/dev/null | grep -q 'page of the soak'",
+        own_failure: None,
     },
     Program {
         name: "ssh",
@@ -140,6 +149,7 @@ const PROGRAMS: [Program; 10] = [
         command: "for i in 1 2 3 4 5 6; do echo line $i; sleep 5; done | \
                   ssh -F none -i id -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o ServerAliveInterval=2 \
                   -o ServerAliveCountMax=15 -p 2222 root@{v4} cat | grep -c line | grep -qx 6",
+        own_failure: None,
     },
     Program {
         name: "http3",
@@ -153,6 +163,9 @@ const PROGRAMS: [Program; 10] = [
         ),
         command: "timeout 80 gtlsclient -q --exit-on-all-streams-close --download={at} {v4} 4433 \
                   https://{v4}:4433/noise; cmp {at}/noise noise",
+        // ngtcp2 forbids fragments and does not make its packets smaller: gtlsserver says "Message too long" for each
+        // one until the client gives up. It does so between two namespaces that a veth joins, too.
+        own_failure: Some("ERR_IDLE_CLOSE"),
     },
     Program {
         name: "mqtt",
@@ -166,6 +179,7 @@ const PROGRAMS: [Program; 10] = [
         ),
         // It sleeps until the next message.
         command: "mosquitto_sub -h {v4} -t soak -k 30 -C 1 -W 80 | grep -qx woke",
+        own_failure: None,
     },
     // WireGuard in user space at both ends, and a file through the tunnel.
     Program {
@@ -191,6 +205,7 @@ const PROGRAMS: [Program; 10] = [
                   peer $(cat tunnel.pub) endpoint {v4}:51820 allowed-ips 10.77.0.1/32 persistent-keepalive 5; \
                   ip addr add 10.77.0.2/32 dev soak0; ip link set soak0 up; ip route add 10.77.0.1 dev soak0; \
                   curl -sSf --max-time 80 -o {at}/noise http://10.77.0.1:8000/noise; cmp {at}/noise noise",
+        own_failure: None,
     },
 ];
 
@@ -235,6 +250,9 @@ struct Path<'a> {
     world: &'a World,
     address: usize,
     epoch: u32,
+    mtu: u16,
+    /// Number of times that the MTU has fallen.
+    falls: u32,
     settings: &'static str,
 }
 
@@ -247,6 +265,9 @@ impl Path<'_> {
                 self.set(settings);
             }
             Change::Mtu(mtu) => {
+                self.falls += u32::from(mtu < self.mtu);
+                self.mtu = mtu;
+                std::fs::write(world.file("falls"), self.falls.to_string()).unwrap();
                 let both = |name: &str| format!("ip link set {name} mtu {mtu}");
                 host(world, &both("wan1"));
                 world.outside(&["sh", "-ec", &both("out1")]).succeed(MOMENT);
@@ -293,8 +314,11 @@ impl Path<'_> {
     }
 }
 
+/// Command of a program, and the text of a failure that is its own when the MTU falls.
+type Command = (String, Option<&'static str>);
+
 /// Returns the programs that are installed, with their commands, and starts their servers.
-fn start_programs(world: &World) -> (BTreeMap<String, String>, Vec<Running>) {
+fn start_programs(world: &World) -> (BTreeMap<String, Command>, Vec<Running>) {
     let fill = |text: &str| text.replace("{v4}", FAR_V4).replace("{v6}", FAR_V6);
     write_noise(&world.file("noise"), 2);
     std::fs::write(world.file("page.html"), "<p>page of the soak</p>").unwrap();
@@ -309,24 +333,32 @@ fn start_programs(world: &World) -> (BTreeMap<String, String>, Vec<Running>) {
     let mut commands = BTreeMap::new();
     for client in mirror::installed_clients().into_iter().filter(|client| client.name != "node") {
         let Client { name, port, .. } = client;
-        commands.insert((*name).to_owned(), client.command_for(FAR_V4, *port));
+        commands.insert((*name).to_owned(), (client.command_for(FAR_V4, *port), None));
     }
-    for Program { name, needs, server, command } in PROGRAMS {
+    for Program { name, needs, server, command, own_failure } in PROGRAMS {
         if let Some(reason) = needs.iter().find_map(|need| need.missing()) {
             skip_what_is_not_installed(&format!("{name}: {reason}"));
             continue;
         }
-        commands.insert(name.to_owned(), fill(command));
+        commands.insert(name.to_owned(), (fill(command), own_failure));
         servers.extend(server.map(|server| world.outside(&["sh", "-ec", &fill(server)])));
     }
     (commands, servers)
+}
+
+/// Returns the time limit for attempts to end once the guest pauses. The load says how long its longest attempt takes.
+fn pause_limit(guest: &Running) -> Duration {
+    let output = guest.stdout.text();
+    let longest = output.lines().find_map(|line| line.strip_prefix("longest ")).unwrap();
+    NOTICED + Duration::from_secs(longest.parse().unwrap())
 }
 
 /// Pauses the guest, and waits until the uplink has no flow left. Returns its memory in KiB.
 fn pause(world: &World, guest: &Running, at_rest: usize, number: usize) -> u64 {
     std::fs::write(world.file("pause"), "").unwrap();
     let count = |word: &str| guest.stdout.text().lines().filter(|line| *line == word).count();
-    assert!(eventually(PAUSED, || count("paused") == number), "the guest's attempts do not end");
+    let limit = pause_limit(guest);
+    assert!(eventually(limit, || count("paused") == number), "the guest's attempts do not end");
     let uplink = guest.inner("uplink");
     let paused = Instant::now();
     let forgotten = eventually(FORGOTTEN, || uplink.descriptors() <= at_rest);
@@ -381,7 +413,8 @@ fn real_programs_lose_nothing_over_a_network_that_changes_loses_and_reorders() {
     std::fs::write(world.file("soak.py"), include_str!("../support/soak.py")).unwrap();
     let flows = world.outside(&["python3", "soak.py", "serve", FAR_V4]);
     flows.wait_for_output("listening");
-    let mut path = Path { world: &world, address: 0, epoch: 0, settings: "{}" };
+    let mut path =
+        Path { world: &world, address: 0, epoch: 0, mtu: 1500, falls: 0, settings: "{}" };
     path.begin_epoch();
     let script = format!(
         "touch up; until [ -e begin ]; do sleep 0.05; done; \
@@ -405,7 +438,8 @@ fn real_programs_lose_nothing_over_a_network_that_changes_loses_and_reorders() {
         memory.push(pause(&world, &guest, at_rest, number));
     }
     std::fs::write(world.file("end"), "").unwrap();
-    let output = guest.succeed(PAUSED);
+    let limit = pause_limit(&guest);
+    let output = guest.succeed(limit);
     let all = tally(&output);
     println!("{:<12} {:>6} {:>8} {:>7} {:>8}", "program", "ok", "excused", "failed", "longest");
     for (name, Tally { ok, excused, failed, longest_ms }) in &all {

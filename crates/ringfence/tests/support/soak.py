@@ -1,10 +1,12 @@
 """Load of the soak test of real programs.
 
 soak.py serve ADDRESS                 servers: TCP echo and sleep at 7300, UDP at 7301, uploads by HTTP at 7302; prints `listening`
-soak.py guest ADDRESS FILE WORKERS    runs the programs of FILE (JSON: name, command), and flows of its own, until there is a file `end`
+soak.py guest ADDRESS FILE WORKERS    runs the programs of FILE (JSON: name, command, own failure), and flows of its own, until there
+                                      is a file `end`
 
 The guest prints a line for each attempt: NAME ok|excused|FAILED milliseconds detail. An attempt that fails is excused if the host's
-address changed meanwhile (file `epoch`): its connections cannot live on. With a file `pause` it ends all flows, prints `paused`, and
+address changed meanwhile (file `epoch`): its connections cannot live on. So is the own failure of a program if the MTU fell
+meanwhile (file `falls`). With a file `pause` it ends all flows, prints `paused`, and
 goes on when the file is gone.
 """
 
@@ -28,8 +30,17 @@ ANSWER = 60
 # Pauses of flows in seconds: most connections of real programs are silent most of the time.
 SILENCE = (1, 20)
 SLEEP = (20, 90)
-# Attempts at a datagram, which a path may lose.
+# Attempts at a datagram, which a path may lose; pauses before answers; and the time in which an answer must follow.
 DATAGRAMS = 12
+ANSWERS_AFTER = (0, 25)
+ANSWER_WITHIN = 3
+# Longest attempt in seconds: the guest's load prints it, and a pause may take as long.
+LONGEST = max(
+    PROGRAM,
+    3 * ANSWER,
+    ANSWER + SLEEP[1] + ANSWER,
+    sum(DATAGRAMS * (pause + ANSWER_WITHIN) for pause in ANSWERS_AFTER),
+)
 # Port of a program that peers call back.
 OWN_PORT = 41641
 
@@ -38,12 +49,16 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def epoch():
+def content(name):
     try:
-        with open("epoch") as file:
+        with open(name) as file:
             return file.read()
     except OSError:
         return ""
+
+
+def epoch():
+    return content("epoch")
 
 
 def family(address):
@@ -140,15 +155,16 @@ class Load:
             time.sleep(0.1)
         return not self.is_paused()
 
-    def attempt(self, name, action, since=None):
+    def attempt(self, name, action, since=None, own_failure=None):
         """Runs an attempt of a flow that began in the epoch `since`, and prints its result. Returns True if it succeeded."""
-        before, began = since or epoch(), time.monotonic()
+        before, falls, began = since or epoch(), content("falls"), time.monotonic()
         try:
             action()
             outcome, detail = "ok", ""
         except Exception as error:
             outcome, detail = "FAILED", " ".join(f"{type(error).__name__}: {error}".split())[-300:]
-            if epoch() != before:
+            is_own = own_failure and own_failure in detail and content("falls") != falls
+            if epoch() != before or is_own:
                 outcome = "excused"
         say(name, outcome, int((time.monotonic() - began) * 1000), detail)
         return outcome == "ok"
@@ -167,7 +183,7 @@ class Load:
                         self.busy -= 1
             time.sleep(0.1)
 
-    def program(self, name, command):
+    def program(self, name, command, own_failure):
         at = f"at-{name}"
 
         def run():
@@ -186,7 +202,7 @@ class Load:
                 if status:
                     raise RuntimeError(f"status {status}: {said.read()[-200:]}")
 
-        self.attempt(name, run)
+        self.attempt(name, run, own_failure=own_failure)
 
     def connect(self):
         connection = socket.create_connection((self.address, PORT), ANSWER)
@@ -233,7 +249,7 @@ class Load:
                 nonlocal number
                 for _ in range(DATAGRAMS):
                     number += 1
-                    own.settimeout(pause + 3)
+                    own.settimeout(pause + ANSWER_WITHIN)
                     own.sendto(b"%d %d" % (number, pause), (self.address, PORT + 1))
                     try:
                         while True:
@@ -246,8 +262,8 @@ class Load:
                 raise RuntimeError(f"{DATAGRAMS} datagrams have no answer")
 
             def call():
-                exchange(0)
-                exchange(25)
+                for pause in ANSWERS_AFTER:
+                    exchange(pause)
                 if len(seen) > 1 and epoch() == before:
                     raise RuntimeError(f"peers saw the ports {sorted(seen)}")
 
@@ -265,13 +281,13 @@ def guest(address, file, workers):
         with load.lock:
             if not queue:
                 queue.extend(random.sample(sorted(programs.items()), len(programs)))
-            name, command = queue.pop()
+            name, (command, own_failure) = queue.pop()
             # Two of one name would use the same directory.
             if name in running:
                 return
             running.add(name)
         try:
-            load.program(name, command)
+            load.program(name, command, own_failure)
         finally:
             with load.lock:
                 running.discard(name)
@@ -281,6 +297,7 @@ def guest(address, file, workers):
     threads = [threading.Thread(target=load.repeat, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
+    say("longest", LONGEST)
     say("loaded")
     was_paused = False
     while not load.is_ended():

@@ -9,7 +9,8 @@ use super::owner::Owner;
 
 /// Host operation that adopts listening sockets.
 pub trait ListenHost {
-    /// Adopts a listening socket that was created elsewhere.
+    /// Adopts a listening socket that was created elsewhere. Unlike other sockets, it is reported as long as connections
+    /// wait at it.
     ///
     /// # Errors
     ///
@@ -26,4 +27,7 @@ pub trait Listener: Send {
     /// Returns `EAGAIN` if there is none. Other errors mean a connection that was aborted, or that no
     /// descriptor is free.
     fn accept(&mut self) -> Result<(OwnedFd, SocketAddr), Errno>;
+
+    /// Sets whether events of the socket are reported, as they are at first.
+    fn watch(&mut self, is_watched: bool);
 }

@@ -7,7 +7,8 @@
 //! # Contract
 //!
 //! No call blocks, except [`Host::poll`] with a time limit. A [`Socket`] is a handle, which [`TcpHost::close`] consumes. [`Host::poll`] reports each
-//! change of readiness once (edge-triggered), with the [`Owner`] that was named when the socket was opened.
+//! change of readiness once (edge-triggered), with the [`Owner`] that was named when the socket was opened. Listening
+//! sockets are reported as long as connections wait ([`listen::Listener`]).
 //! An event may arrive after its owner is gone. Owners carry a generation, so late events are ignored.
 
 pub mod datagrams;

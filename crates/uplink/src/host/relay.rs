@@ -10,7 +10,7 @@ use super::{Readiness, Ready};
 
 /// Host operations of relays.
 pub trait RelayHost {
-    /// Starts to connect a socket of the guest's network. An event for the owner reports the result, which
+    /// Starts to connect a non-blocking socket of the guest's network. An event for the owner reports the result, which
     /// [`connected`](Self::connected) returns.
     ///
     /// # Errors
@@ -29,12 +29,12 @@ pub trait RelayHost {
     /// Closes an accepted connection by a reset.
     fn reset(&mut self, client: OwnedFd);
 
-    /// Returns `false` if the connection is not established yet.
+    /// Returns `false` if the connection is not established yet. `events` are those of the socket so far.
     ///
     /// # Errors
     ///
     /// Returns the reason for which it was refused.
-    fn connected(&mut self, inner: &OwnedFd) -> Result<bool, Errno>;
+    fn connected(&mut self, inner: &OwnedFd, events: Readiness) -> Result<bool, Errno>;
 
     /// Joins two connected sockets. Events of the inner one are reported for the owner, those of the client's for the owner
     /// with the kind [`OwnerKind::RelayOuter`].
@@ -48,7 +48,13 @@ pub trait RelayHost {
         client: OwnedFd,
         inner: OwnedFd,
     ) -> Result<Box<dyn Relay>, (OwnedFd, Errno)>;
+
+    /// Closes the sockets of a relay, and keeps what the next one can use.
+    fn recycle(&mut self, relay: Box<dyn Relay>);
 }
+
+/// Pipe of a relay: its reader and its writer.
+pub type Pipe = (OwnedFd, OwnedFd);
 
 /// Progress of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,9 +88,12 @@ impl RelayEvents {
     }
 }
 
-/// Two joined sockets. They are closed by dropping the relay.
+/// Two joined sockets. They are closed by [`RelayHost::recycle`], or by dropping the relay.
 pub trait Relay: Send {
     /// Carries a bounded number of bytes in each direction that can go on after `events`, or after
     /// [`Progress::More`].
     fn advance(&mut self, events: RelayEvents) -> Progress;
+
+    /// Closes the sockets. Returns the pipes that hold no bytes.
+    fn into_pipes(self: Box<Self>) -> Vec<Pipe>;
 }

@@ -77,6 +77,8 @@ pub struct ScriptedHost {
     /// Maximum number of TCP sockets.
     limit: usize,
     pub own: Vec<IpAddr>,
+    /// Addresses from which datagrams leave, while they are own ones. The first one is used.
+    pub sources: Arc<Mutex<Vec<IpAddr>>>,
 }
 
 impl ScriptedHost {
@@ -89,7 +91,22 @@ impl ScriptedHost {
         let never = WakeFd::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         let (sockets, free) = (Vec::new(), Vec::new());
         let own = Vec::new();
-        Ok(ScriptedHost { sockets, free, events: Events::default(), never, limit, own })
+        let (events, sources) = (Events::default(), Arc::default());
+        Ok(ScriptedHost { sockets, free, events, never, limit, own, sources })
+    }
+
+    /// Returns a function that replaces the addresses from which datagrams leave, and reports it.
+    pub fn addresses(&self) -> impl Fn(Vec<IpAddr>) + use<> {
+        let (events, sources) = (Arc::clone(&self.events), Arc::clone(&self.sources));
+        move |addresses| {
+            *sources.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+            report(&events, Owner::ADDRESSES, Readiness::default());
+        }
+    }
+
+    /// Returns the address from which a new socket sends.
+    fn source(&self) -> Option<IpAddr> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).first().copied()
     }
 
     fn entry(&mut self, socket: &Socket) -> Result<&mut ScriptedSocket, Errno> {
@@ -260,6 +277,7 @@ impl DatagramHost for ScriptedHost {
             port => {
                 let mut echo = Echo::new(owner, port == SILENT, &self.events);
                 echo.path_mtu = (port == NARROW).then_some(1300);
+                echo.at = self.source();
                 Ok(Box::new(echo))
             }
         }
@@ -271,7 +289,9 @@ impl DatagramHost for ScriptedHost {
         _id: u16,
         _to: IpAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
-        Ok(Box::new(Echo::new(owner, false, &self.events)))
+        let mut echo = Echo::new(owner, false, &self.events);
+        echo.at = self.source();
+        Ok(Box::new(echo))
     }
 
     fn open_question(
@@ -316,12 +336,13 @@ struct Echo {
     held: VecDeque<Vec<u8>>,
     events: Events,
     path_mtu: Option<u32>,
+    at: Option<IpAddr>,
 }
 
 impl Echo {
     fn new(owner: Owner, silent: bool, events: &Events) -> Echo {
         let (held, events) = (VecDeque::new(), Arc::clone(events));
-        Echo { owner, silent, held, events, path_mtu: None }
+        Echo { owner, silent, held, events, path_mtu: None, at: None }
     }
 }
 
@@ -365,6 +386,10 @@ impl DatagramSocket for Echo {
     fn path_mtu(&self) -> Option<u32> {
         self.path_mtu
     }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        self.at.map(|ip| SocketAddr::new(ip, 9))
+    }
 }
 
 impl ListenHost for ScriptedHost {
@@ -389,7 +414,7 @@ impl RelayHost for ScriptedHost {
 
     fn reset(&mut self, _client: OwnedFd) {}
 
-    fn connected(&mut self, _inner: &OwnedFd) -> Result<bool, Errno> {
+    fn connected(&mut self, _inner: &OwnedFd, _events: Readiness) -> Result<bool, Errno> {
         Err(Errno::ACCESS)
     }
 
@@ -401,6 +426,8 @@ impl RelayHost for ScriptedHost {
     ) -> Result<Box<dyn Relay>, (OwnedFd, Errno)> {
         Err((client, Errno::ACCESS))
     }
+
+    fn recycle(&mut self, _relay: Box<dyn Relay>) {}
 }
 
 impl Host for ScriptedHost {
@@ -422,7 +449,8 @@ impl Host for ScriptedHost {
     }
 
     fn is_own(&self, ip: IpAddr) -> bool {
-        self.own.contains(&ip)
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        self.own.contains(&ip) || sources.contains(&ip)
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -312,6 +312,18 @@ impl Icmp {
         }
     }
 
+    /// Closes flows of the guest whose socket has an address that the host has lost. The next request opens them again.
+    pub fn close_without_source(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            let socket = self.flows.get(id).and_then(|flow| flow.socket.as_ref());
+            let at = socket.and_then(|socket| socket.local_address());
+            if context.has_lost(at) {
+                self.flows.remove(id);
+            }
+        }
+    }
+
     /// Closes flows whose idle time is over.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {

@@ -117,6 +117,7 @@ impl TcpConnection {
         // A SYN without ACK is a simultaneous open by the guest: our SYN is repeated until one side times out.
         if segment.has(SYN | ACK) {
             self.read_syn(segment, options, context.config.mtu);
+            self.keep_window_of_syn();
             self.open(segment, context);
             self.flags.ack_due = true;
         }

@@ -196,6 +196,11 @@ impl TcpConnection {
             let Some(payload) = slot.get_mut(shape.header..shape.header + len) else { break };
             buffers.push(IoSliceMut::new(payload));
         }
+        // Nothing comes behind an end that was reported before the peek.
+        let is_ended = self.local.is_none()
+            && self.flags.read_closed
+            && !self.flags.failed
+            && self.urgent == Urgent::None;
         let front = self.snd_una - self.undiscarded;
         let offset = usize_from(from.since(front).unwrap_or(0));
         let read = self.peek(offset, &mut buffers, context);
@@ -227,7 +232,11 @@ impl TcpConnection {
         self.record_sent(from, bytes, context.now);
         // Later data and the end raise an event, but the end may already have done so.
         if is_short && from == self.snd_nxt - bytes {
-            self.flags.readable = self.flags.read_closed || self.urgent == Urgent::Ahead;
+            if is_ended {
+                self.fin = Some(self.snd_nxt);
+            }
+            self.flags.readable =
+                self.flags.read_closed && !is_ended || self.urgent == Urgent::Ahead;
         }
         ControlFlow::Continue(bytes)
     }

@@ -73,6 +73,14 @@ impl Offer {
         if third < mss { free.min(2 * third) } else { free }
     }
 
+    /// Returns `true` if the guest needs no update of a window of which `open` bytes are left, which saves the system call:
+    /// most of it is open, and either it is large or it was never larger. A request and its answer leave it so.
+    fn is_mostly_open(&self, open: u32) -> bool {
+        let is_most_of = |size: u32| open >= size / 4 * 3;
+        let was_never_larger = self.max > 0 && is_most_of(self.max);
+        open >= WINDOW_IS_LARGE && is_most_of(self.size) || was_never_larger
+    }
+
     /// Returns the window that a guest with segments of `mss` bytes needs to send one.
     fn needed(&self, mss: u32) -> u32 {
         mss.min(self.max / 2)
@@ -106,10 +114,8 @@ impl TcpConnection {
             return moves;
         }
         let Some(socket) = self.socket.as_ref().filter(|_| !is_closed) else { return false };
-        // While a large window is mostly open, the guest needs no update, which saves the system call. A guest
-        // whose segment was refused does need it.
         let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
-        if open >= WINDOW_IS_LARGE && open >= self.offer.size / 4 * 3 && !self.flags.refused {
+        if self.offer.is_mostly_open(open) && !self.flags.refused {
             return false;
         }
         let room = context.host.send_room(socket);
@@ -140,6 +146,14 @@ impl TcpConnection {
         self.offer.max = self.offer.max.max(self.offer.size);
         self.check_later(self.offer.size < self.offer.needed(mss), context.now);
         moves
+    }
+
+    /// Keeps the window of our SYN in force, before the guest has sent anything.
+    pub(super) fn keep_window_of_syn(&mut self) {
+        let limit = if self.rcv_scale == 0 { u16::MAX.into() } else { u32::MAX };
+        self.offer.size = self.offer.size.min(limit);
+        self.offer.max = self.offer.size;
+        self.rcv_edge = self.rcv_nxt + self.offer.size;
     }
 
     /// Measures the share of payload in the queue of a socket that has refused some.
@@ -223,6 +237,18 @@ mod tests {
         let window = offer.payload(SendRoom { used: 0, limit: 69_120 }, MSS);
         // The guest sends segments of half of the largest window that it was offered.
         assert!(window > 10_000, "{window}");
+    }
+
+    #[test]
+    fn window_is_computed_again_once_a_quarter_of_the_largest_one_is_used() {
+        let offer = Offer { size: 20_000, max: 20_000, ..Offer::default() };
+        assert!(offer.is_mostly_open(15_000) && !offer.is_mostly_open(14_999));
+        // A window that shrank with the room of its queue grows again.
+        let offer = Offer { size: 5000, max: 20_000, ..Offer::default() };
+        assert!(!offer.is_mostly_open(5000));
+        let large = Offer { size: 300_000, max: 1 << 20, ..Offer::default() };
+        assert!(large.is_mostly_open(300_000));
+        assert!(!Offer::default().is_mostly_open(0), "never computed");
     }
 
     #[test]

@@ -469,6 +469,22 @@ impl Udp {
         }
     }
 
+    /// Closes associations of the guest whose socket has an address that the host has lost: the kernel sends nothing from
+    /// it. The next datagram opens them again, with the address of the route in force. A guest that sends all the time,
+    /// such as a peer of WireGuard, would otherwise keep its association, and reach nobody.
+    pub fn close_without_source(&mut self, context: &mut Context<'_>) {
+        let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
+        for id in outward {
+            let Some(Flow { route: Route::Socket(socket), .. }) = self.flows.get(id) else {
+                continue;
+            };
+            if context.has_lost(socket.local_address()) {
+                self.flush_if(id, context);
+                self.remove(id);
+            }
+        }
+    }
+
     /// Closes associations whose idle time is over, or whose first datagrams are not complete in time.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::datagrams::{Counted, RealDatagrams};
-use super::tcp::prepare;
+use super::tcp::prepare_listening;
 use super::{RealHost, Source};
 use crate::counters::UplinkCounters;
 use crate::host::Owner;
@@ -112,6 +112,8 @@ impl DatagramHost for RealHost {
 
 struct RealListener {
     file: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    owner: Owner,
     counters: Arc<UplinkCounters>,
 }
 
@@ -123,14 +125,27 @@ impl Listener for RealListener {
         let client = client.ok_or(Errno::INVAL)?;
         Ok((file, SocketAddr::try_from(client)?))
     }
+
+    fn watch(&mut self, is_watched: bool) {
+        self.counters.syscalls.add(1);
+        let data = epoll::EventData::new_u64(self.owner.to_word());
+        let flags = if is_watched { EventFlags::IN } else { EventFlags::empty() };
+        // It cannot fail for a socket that is in the epoll.
+        let _ = epoll::modify(&self.epoll, &self.file, data, flags);
+    }
 }
 
 impl ListenHost for RealHost {
     fn listen(&mut self, owner: Owner, socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
+        self.counters.syscalls.add(5);
         rustix::io::ioctl_fionbio(&socket, true)?;
-        prepare(&socket)?;
-        self.watch(owner, &socket)?;
-        Ok(Box::new(RealListener { file: socket, counters: Arc::clone(&self.counters) }))
+        prepare_listening(&socket)?;
+        // Level-triggered: the epoll tells of further connections in the call that is made anyway. Edge-triggered, each
+        // connection would cost a second accept4, which finds none.
+        let data = epoll::EventData::new_u64(owner.to_word());
+        epoll::add(&self.epoll, &socket, data, EventFlags::IN)?;
+        let (epoll, counters) = (Arc::clone(&self.epoll), Arc::clone(&self.counters));
+        Ok(Box::new(RealListener { file: socket, epoll, owner, counters }))
     }
 }
 

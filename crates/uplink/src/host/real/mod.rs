@@ -1,7 +1,7 @@
 //! Host sockets of Linux, all watched by one epoll.
 //!
 //! A socket is added to the epoll once, for all events, edge-triggered. So a connection that is half
-//! closed, or whose guest does not read, raises no event while nothing changes.
+//! closed, or whose guest does not read, raises no event while nothing changes. Listening sockets are level-triggered.
 //!
 //! Peeking at an offset uses `SO_PEEK_OFF` (for TCP since Linux 6.9). The kernel advances the offset
 //! itself. It is set only when the next peek does not continue where the last one ended.
@@ -31,7 +31,8 @@ use rustix::io::Errno;
 
 pub use self::outbound::{Outbound, Source};
 pub use self::own::OwnAddresses;
-use self::tcp::Spares;
+use self::tcp::{NoDelay, Spares};
+use super::relay::Pipe;
 use super::{Host, Owner, OwnerKind, Readiness, Ready, RunnerFile, Socket};
 use crate::counters::UplinkCounters;
 
@@ -53,12 +54,14 @@ struct SocketEntry {
     owner: Owner,
     /// Offset of the kernel's next peek; `None` if it was never set, which means the front.
     peek_at: Option<usize>,
+    no_delay: NoDelay,
 }
 
 /// Host implementation with Linux sockets.
 #[derive(Debug)]
 pub struct RealHost {
-    epoll: OwnedFd,
+    /// Shared with the listening sockets.
+    epoll: Arc<OwnedFd>,
     sockets: Vec<Option<SocketEntry>>,
     free: Vec<u32>,
     /// Set if the kernel supports `SO_PEEK_OFF` for TCP.
@@ -66,6 +69,8 @@ pub struct RealHost {
     /// Scratch buffer for bytes that are peeked again.
     scratch: Vec<u8>,
     spares: Spares,
+    /// Empty pipes of relays that have ended.
+    pipes: Vec<Pipe>,
     own: Option<OwnAddresses>,
     outbound: Outbound,
     /// Set by tests whose peers are at the loopback of this host.
@@ -82,7 +87,7 @@ impl RealHost {
     ///
     /// Returns an error if no descriptor is free.
     pub fn new(counters: Arc<UplinkCounters>) -> Result<RealHost, Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         Ok(RealHost {
             epoll,
             sockets: Vec::new(),
@@ -90,6 +95,7 @@ impl RealHost {
             has_peek_offset: tcp::kernel_has_peek_offset(),
             scratch: Vec::new(),
             spares: Spares::default(),
+            pipes: Vec::new(),
             own: None,
             outbound: Outbound::default(),
             #[cfg(test)]
@@ -152,6 +158,7 @@ impl RealHost {
         owner: Owner,
         file: OwnedFd,
         flags: epoll::EventFlags,
+        no_delay: NoDelay,
     ) -> Result<Socket, Errno> {
         self.count();
         epoll::add(
@@ -160,7 +167,7 @@ impl RealHost {
             epoll::EventData::new_u64(owner.to_word()),
             flags | epoll::EventFlags::ET,
         )?;
-        let entry = Some(SocketEntry { file, owner, peek_at: None });
+        let entry = Some(SocketEntry { file, owner, peek_at: None, no_delay });
         let index = match self.free.pop() {
             Some(index) => {
                 if let Some(free) =

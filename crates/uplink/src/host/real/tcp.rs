@@ -51,9 +51,14 @@ pub(super) fn kernel_has_peek_offset() -> bool {
     socket::set_peek_offset(&probe, 0).is_ok()
 }
 
-/// Sets the options of a connection: no delay, urgent data inline, keep-alive. Those of a listening socket are inherited.
-pub(super) fn prepare(file: &OwnedFd) -> Result<(), Errno> {
+/// Sets the options of a listening socket, which its connections inherit: no delay, and those of [`prepare`].
+pub(super) fn prepare_listening(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(file, true)?;
+    prepare(file)
+}
+
+/// Sets the options that a connection needs from the beginning: urgent data inline, keep-alive.
+fn prepare(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_socket_oobinline(file, true)?;
     sockopt::set_socket_keepalive(file, true)
 }
@@ -61,7 +66,18 @@ pub(super) fn prepare(file: &OwnedFd) -> Result<(), Errno> {
 /// Maximum of spare sockets of one address family.
 const SPARES_MAX: usize = 4;
 /// Number of system calls that open one socket.
-const SYSCALLS_OPEN: u64 = 4;
+const SYSCALLS_OPEN: u64 = 3;
+
+/// State of the option `TCP_NODELAY` of a connection. Nagle's algorithm delays a short segment only while others are in
+/// flight. So the first data of a connection leaves at once without the option, and many connections have no other data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoDelay {
+    /// Nothing was sent yet.
+    AfterFirst,
+    /// The option is set before the next data is sent.
+    Due,
+    Set,
+}
 
 /// Spare sockets: opened and configured ahead of the next connections.
 #[derive(Debug, Default)]
@@ -103,13 +119,15 @@ impl TcpHost for RealHost {
         }
         self.count();
         match net::connect(&file, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => self.register(owner, file, WATCHED),
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                self.register(owner, file, WATCHED, NoDelay::AfterFirst)
+            }
             Err(errno) => Err(errno),
         }
     }
 
     fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno> {
-        self.register(owner, file, WATCHED)
+        self.register(owner, file, WATCHED, NoDelay::Set)
     }
 
     fn peek_limit(&self) -> u32 {
@@ -176,11 +194,13 @@ impl TcpHost for RealHost {
             }
         }
         let flags = if urgent { MSG_OOB } else { 0 };
+        self.set_no_delay(socket)?;
         list.send(self.file(socket)?, flags).map_err(errno)
     }
 
     fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
         self.count();
+        self.set_no_delay(socket)?;
         rustix::net::send(self.file(socket)?, bytes, rustix::net::SendFlags::NOSIGNAL)
     }
 
@@ -244,6 +264,22 @@ impl TcpHost for RealHost {
 }
 
 impl RealHost {
+    /// Sets `TCP_NODELAY` before the second data of a connection.
+    fn set_no_delay(&mut self, socket: &Socket) -> Result<(), Errno> {
+        let entry = self.entry(socket)?;
+        match entry.no_delay {
+            NoDelay::Set => return Ok(()),
+            NoDelay::AfterFirst => entry.no_delay = NoDelay::Due,
+            NoDelay::Due => {
+                entry.no_delay = NoDelay::Set;
+                // Without the option, data is late but arrives.
+                let _ = sockopt::set_tcp_nodelay(&entry.file, true);
+                self.count();
+            }
+        }
+        Ok(())
+    }
+
     /// Opens as many spare sockets as were used since the last call, up to the maximum.
     pub(super) fn make_spares(&mut self) {
         for v4 in [true, false] {
