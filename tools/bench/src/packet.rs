@@ -14,6 +14,7 @@
 //! multiplication for a packet of any length, while the sink sums every received byte.
 
 use ringfence_frame::batch::{FrameView, SegmentView};
+use ringfence_memory::{LentSlice, OutOfRange};
 
 use super::params::Verify;
 
@@ -181,6 +182,35 @@ impl Template {
     #[inline]
     pub(super) fn number(&self, packet: &mut [u8], sequence: u64, last: bool) {
         stamp(packet, sequence);
+        let (flags, check) = self.tail(sequence, last);
+        packet[FLAGS..CHECK].copy_from_slice(&flags);
+        packet[CHECK..PATTERN].copy_from_slice(&check);
+    }
+
+    /// Numbers a packet of this template at an offset of lent memory. It is not the last of a phase.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the packet is not in the memory.
+    pub(super) fn number_lent(
+        &self,
+        memory: &LentSlice,
+        at: usize,
+        sequence: u64,
+    ) -> Result<(), OutOfRange> {
+        let stamp = sequence.to_le_bytes();
+        memory.copy_from(at + SEQUENCE, &stamp)?;
+        for offset in stamps(self.bytes.len()) {
+            memory.copy_from(at + offset, &stamp)?;
+        }
+        let (flags, check) = self.tail(sequence, false);
+        memory.copy_from(at + FLAGS, &flags)?;
+        memory.copy_from(at + CHECK, &check)
+    }
+
+    /// Returns the flags and the check of a packet.
+    #[inline]
+    fn tail(&self, sequence: u64, last: bool) -> ([u8; 4], [u8; 8]) {
         let mut missing = self.lacking.wrapping_sub(self.per_sequence.wrapping_mul(sequence));
         let flags = if last {
             missing = missing.wrapping_sub(self.last);
@@ -189,19 +219,44 @@ impl Template {
             0
         };
         let check = missing.wrapping_mul(self.per_check_inverse);
-        packet[FLAGS..CHECK].copy_from_slice(&flags.to_le_bytes());
-        packet[CHECK..PATTERN].copy_from_slice(&check.to_le_bytes());
+        (flags.to_le_bytes(), check.to_le_bytes())
     }
+}
+
+/// Returns the offsets of the copies of the sequence number in a packet of this length.
+fn stamps(len: usize) -> impl Iterator<Item = usize> {
+    (STAMP_EVERY..).step_by(STAMP_EVERY).take_while(move |at| at + 8 <= len)
 }
 
 #[inline]
 fn stamp(packet: &mut [u8], sequence: u64) {
     let sequence = sequence.to_le_bytes();
     packet[SEQUENCE..LENGTH].copy_from_slice(&sequence);
-    let mut at = STAMP_EVERY;
-    while let Some(place) = packet.get_mut(at..at + 8) {
-        place.copy_from_slice(&sequence);
-        at += STAMP_EVERY;
+    for at in stamps(packet.len()) {
+        packet[at..at + 8].copy_from_slice(&sequence);
+    }
+}
+
+/// Packet that is read in pieces.
+pub(super) struct Reading {
+    sum: Sum,
+    header: [u8; PATTERN],
+    len: usize,
+}
+
+impl Reading {
+    pub(super) fn new() -> Reading {
+        Reading { sum: Sum::new(), header: [0; PATTERN], len: 0 }
+    }
+
+    /// Adds the next bytes.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        if let Some(header) = self.header.get_mut(self.len..) {
+            let part = header.len().min(bytes.len());
+            header[..part].copy_from_slice(&bytes[..part]);
+        }
+        self.sum.add(bytes);
+        self.len += bytes.len();
     }
 }
 
@@ -261,6 +316,11 @@ impl Checker {
         }
         let sum = self.sum(frame);
         self.judge(sum, frame.header(), frame.len())
+    }
+
+    /// Verifies the next packet, which was read in pieces.
+    pub(super) fn take_reading(&mut self, reading: Reading) -> Result<bool, Bad> {
+        self.judge(reading.sum.finish(), &reading.header, reading.len)
     }
 
     /// Sums all bytes of a packet.
@@ -378,6 +438,26 @@ mod tests {
         assert_eq!(again, Err(Bad::Repeated { found: 0, expected: 1 }));
         let cut = check(&mut checker, &packet(&template, 1, false)[..60]);
         assert_eq!(cut, Err(Bad::Length { expected: 1, found: 60, size: 64 }));
+    }
+
+    #[test]
+    fn packet_numbered_in_lent_memory_is_accepted_from_any_pieces() {
+        for size in SIZES {
+            let (template, mut checker) = (Template::new(size), Checker::new(size));
+            let memory = LentSlice::anonymous(size as usize + 7);
+            memory.copy_from(7, template.bytes()).unwrap();
+            for (sequence, cut) in [1, 13, 39, 41, 512, 4096].into_iter().enumerate() {
+                template.number_lent(&memory, 7, sequence as u64).unwrap();
+                let mut bytes = vec![0; size as usize];
+                memory.copy_to(7, &mut bytes).unwrap();
+                let mut reading = Reading::new();
+                bytes.chunks(cut).for_each(|piece| reading.add(piece));
+                assert_eq!(checker.take_reading(reading), Ok(false), "{size}: pieces of {cut}");
+            }
+            let mut reading = Reading::new();
+            reading.add(&packet(&template, 9, false));
+            assert_eq!(checker.take_reading(reading), Err(Bad::Lost { from: 6, to: 8 }));
+        }
     }
 
     #[test]
