@@ -10,7 +10,7 @@ use crate::block::args::{Rw, parse_block};
 use crate::params::parse_seconds;
 
 /// Shortest and longest frame in bytes.
-const FRAME_MIN: u32 = 60;
+const FRAME_MIN: u32 = 64;
 const FRAME_MAX: u32 = 65_535;
 
 const BLK_NOTES: &str = "\
@@ -104,7 +104,7 @@ pub struct NetArgs {
     pub run: RunArgs,
 
     /// Bytes of a packet, Ethernet header included; above 1514 a super-packet, up to 64k
-    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,1500,64k",
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,512,1500,64k",
           value_parser = parse_frame)]
     pub sizes: Vec<u32>,
 
@@ -195,10 +195,10 @@ mod tests {
     #[test]
     fn frame_lengths_parse_with_units_up_to_the_longest_frame() {
         assert_eq!(
-            ["60", "1k", "64K", "65535"].map(parse_frame),
-            [60, 1024, 65_535, 65_535].map(Ok)
+            ["64", "1k", "64K", "65535"].map(parse_frame),
+            [64, 1024, 65_535, 65_535].map(Ok)
         );
-        for word in ["", "k", "59", "65k", "65537", "-1", "4294967295k"] {
+        for word in ["", "k", "63", "65k", "65537", "-1", "4294967295k"] {
             assert!(parse_frame(word).is_err(), "{word}");
         }
     }

@@ -6,9 +6,8 @@
 //!     └──────────── window: packets on the way ──────────────────┘
 //! ```
 //!
-//! The receiver has buffers for all packets on the way, so no device has a reason to drop one. A frame of a page lies in one
-//! descriptor, a longer one in pages, as Linux sends it. Frames up to the MTU have an EtherType of their own; super-packets
-//! are segments of TCP. With a pool the frames are copied to it and from it, as the guest module does.
+//! The receiver has buffers for all packets on the way, so no device has a reason to drop one. Frames up to the MTU are
+//! datagrams of UDP in one descriptor, super-packets are segments of TCP in up to three. With a pool the frames are copied to it and from it, as the guest module does.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use anyhow::{Context, ensure};
 use ringfence_memory::{DeviceAccess, DeviceRange, PAGE_SIZE};
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::checksum::pseudo::pseudo_header_v4;
+use ringfence_offload::packet::protocol;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader, flags, gso_type};
 use ringfence_sys::numbers::bounded;
 use ringfence_vhost_user::testing::{FrontShape, Frontend};
@@ -27,7 +27,6 @@ use super::Skipped;
 use super::args::Way;
 use super::front::{FrontEnd, Stopwatch, Worked, frontend, kick, wait};
 use crate::packet::{Bad, Checker, Reading, Template};
-use crate::params::Verify;
 
 /// Longest frame that is no super-packet.
 const FRAME_PLAIN: u32 = 1514;
@@ -41,11 +40,15 @@ const FEATURES: u64 =
     feature::MRG_RXBUF | feature::INDIRECT | feature::EVENT_IDX | feature::VERSION_1;
 const SUPER_FEATURES: u64 =
     feature::CSUM | feature::GUEST_CSUM | feature::HOST_TSO4 | feature::GUEST_TSO4;
-/// Bytes of the headers of a segment: Ethernet, IPv4, TCP.
-const HEADERS: u16 = ETHERNET + IPV4 + TCP;
+/// Bytes of headers.
 const ETHERNET: u16 = 14;
 const IPV4: u16 = 20;
 const TCP: u16 = 20;
+const UDP: u16 = 8;
+/// Port of both machines.
+const PORT: u16 = 7000;
+/// Maximum bytes of a descriptor of the sender: a fragment of Linux's socket buffers.
+const FRAGMENT: usize = 32 << 10;
 /// Payload of each segment that a super-packet stands for.
 const SEGMENT: u16 = 1448;
 /// Bytes that are read at once from lent memory.
@@ -72,39 +75,31 @@ pub(super) struct Card<'a> {
 
 /// Frames of one length between two machines.
 struct Frames {
-    /// Headers before the numbered packet; empty for frames up to the MTU.
-    headers: Vec<u8>,
     packet: Template,
     vnet: VnetHeader,
 }
 
 impl Frames {
     fn new(size: u32, from: Machine, to: Machine) -> Frames {
+        let packet = Template::framed(size, &headers(size, from, to));
         if !is_super(size) {
-            let packet = Template::between(size, to.mac, from.mac);
-            return Frames { headers: Vec::new(), packet, vnet: VnetHeader::default() };
+            return Frames { packet, vnet: VnetHeader::default() };
         }
         let vnet = VnetHeader {
             flags: flags::NEEDS_CSUM,
             gso_type: gso_type::TCPV4,
-            hdr_len: HEADERS,
+            hdr_len: ETHERNET + IPV4 + TCP,
             gso_size: SEGMENT,
             csum_start: ETHERNET + IPV4,
             csum_offset: 16,
             num_buffers: 0,
         };
-        let packet = Template::new(size - u32::from(HEADERS));
-        Frames { headers: segment_headers(size, from, to), packet, vnet }
+        Frames { packet, vnet }
     }
 
     /// Returns the bytes of a virtio-net header and a frame without a number.
     fn bytes(&self) -> Vec<u8> {
-        [&self.vnet.to_modern(), &self.headers[..], self.packet.bytes()].concat()
-    }
-
-    /// Returns the offset of the numbered packet behind the virtio-net header.
-    fn packet_at(&self) -> usize {
-        MODERN_LEN + self.headers.len()
+        [&self.vnet.to_modern(), self.packet.bytes()].concat()
     }
 }
 
@@ -113,25 +108,37 @@ fn is_super(size: u32) -> bool {
     size > FRAME_PLAIN
 }
 
-/// Returns the headers of a TCP segment in a frame of `size` bytes, without its checksum.
-fn segment_headers(size: u32, from: Machine, to: Machine) -> Vec<u8> {
+/// Returns the length of the headers of a frame.
+fn headers_len(size: u32) -> usize {
+    usize::from(ETHERNET + IPV4 + if is_super(size) { TCP } else { UDP })
+}
+
+/// Returns the headers of a datagram without a checksum, or of a segment whose checksum is blank.
+fn headers(size: u32, from: Machine, to: Machine) -> Vec<u8> {
     let total = bounded(size as usize - usize::from(ETHERNET), u16::MAX);
+    let protocol = if is_super(size) { protocol::TCP } else { protocol::UDP };
     let mut ip = [0; IPV4 as usize];
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&total.to_be_bytes());
-    // Do not fragment; TTL, TCP.
-    ip[6..10].copy_from_slice(&[0x40, 0, 64, 6]);
+    // Do not fragment; TTL.
+    ip[6..10].copy_from_slice(&[0x40, 0, 64, protocol]);
     ip[12..16].copy_from_slice(&from.ip);
     ip[16..].copy_from_slice(&to.ip);
     let sum = internet_checksum(&ip).to_be_bytes();
     ip[10..12].copy_from_slice(&sum);
-    let mut tcp = [0; TCP as usize];
-    tcp[..4].copy_from_slice(&[0x1b, 0x58, 0x1b, 0x59]);
-    // Five words of header; ACK; window.
-    tcp[12..16].copy_from_slice(&[0x50, 0x10, 0xff, 0xff]);
-    let pseudo = pseudo_header_v4(from.ip, to.ip, 6, u32::from(total - IPV4));
-    tcp[16..18].copy_from_slice(&pseudo.to_be_bytes());
-    [&to.mac[..], &from.mac, &[8, 0], &ip, &tcp].concat()
+    let mut transport = [PORT, PORT].map(u16::to_be_bytes).concat();
+    if is_super(size) {
+        let pseudo = pseudo_header_v4(from.ip, to.ip, protocol, u32::from(total - IPV4));
+        // Number and acknowledgement; five words of header, ACK, window; checksum, urgent pointer.
+        transport.extend([0; 8]);
+        transport.extend([0x50, 0x10, 0xff, 0xff]);
+        transport.extend(pseudo.to_be_bytes());
+        transport.extend([0; 2]);
+    } else {
+        transport.extend((total - IPV4).to_be_bytes());
+        transport.extend([0; 2]);
+    }
+    [&to.mac[..], &from.mac, &[8, 0], &ip, &transport].concat()
 }
 
 /// Connects to a card whose buffers have these bytes, and sets it up.
@@ -175,11 +182,11 @@ impl Sender {
         let slots: Vec<_> = (0..window(size))
             .map(|slot| {
                 let at = front.buffers_at() + slot * stride;
-                let pages = (0..bytes.len()).step_by(PAGE_SIZE).map(|page| {
-                    let len = PAGE_SIZE.min(bytes.len() - page);
-                    front.range(at + page, len, DeviceAccess::Read)
+                let fragments = (0..bytes.len()).step_by(FRAGMENT).map(|offset| {
+                    let len = FRAGMENT.min(bytes.len() - offset);
+                    front.range(at + offset, len, DeviceAccess::Read)
                 });
-                (at, pages.collect())
+                (at, fragments.collect())
             })
             .collect();
         for (at, _) in &slots {
@@ -193,15 +200,15 @@ impl Sender {
     /// Adds a packet with this number, which the next kick makes available. Returns `false` if no slot is free.
     fn push(&mut self, sequence: u64) -> anyhow::Result<bool> {
         let Some(slot) = self.free.pop() else { return Ok(false) };
-        let (at, pages) = &self.slots[slot as usize];
-        let (memory, packet_at) = (&self.front.memory, self.frames.packet_at());
+        let (at, fragments) = &self.slots[slot as usize];
+        let memory = &self.front.memory;
         if let Some(private) = &mut self.private {
-            self.frames.packet.number(&mut private[packet_at..], sequence, false);
+            self.frames.packet.number(&mut private[MODERN_LEN..], sequence, false);
             memory.copy_from(*at, private)?;
         } else {
-            self.frames.packet.number_lent(memory, at + packet_at, sequence)?;
+            self.frames.packet.number_lent(memory, at + MODERN_LEN, sequence)?;
         }
-        self.front.vrings[FROM_GUEST].driver.push(pages, slot)?;
+        self.front.vrings[FROM_GUEST].driver.push(fragments, slot)?;
         Ok(true)
     }
 
@@ -232,8 +239,6 @@ struct Receiver {
     private: Option<Vec<u8>>,
     buffer: usize,
     checker: Checker,
-    /// Bytes of headers before the numbered packet.
-    headers: usize,
     /// Type of segmentation that frames must have kept.
     gso_type: u8,
     /// Buffers of the frame that is being received, with their bytes; and the number that is missing.
@@ -249,8 +254,7 @@ impl Receiver {
             front,
             private: (card.way == Way::Pool).then(|| vec![0; buffer]),
             buffer,
-            checker: Checker::verifying(bounded(frames.packet.bytes().len(), size), Verify::Full),
-            headers: frames.headers.len(),
+            checker: Checker::framed(size, headers_len(size)),
             gso_type: frames.vnet.gso_type,
             parts: Vec::new(),
             missing: 0,
@@ -294,8 +298,8 @@ impl Receiver {
     /// Checks the frame that was popped, and returns its buffers to the vring.
     fn check(&mut self) -> anyhow::Result<Result<bool, Bad>> {
         let mut reading = Reading::new();
-        // Bytes before the numbered packet are no part of its sum.
-        let mut skipped = MODERN_LEN + self.headers;
+        // The virtio-net header is no part of the frame.
+        let mut skipped = MODERN_LEN;
         for &(buffer, len) in &self.parts {
             let (start, part) = (self.at(buffer), skipped.min(len));
             skipped -= part;
@@ -447,18 +451,19 @@ mod tests {
     }
 
     #[test]
-    fn super_packet_has_valid_headers_and_its_number_behind_them() {
+    fn frames_have_valid_headers_and_their_number_behind_them() {
         let [from, to] = [1, 2].map(|n| Machine { mac: [2, 0, 0, 0, 0, n], ip: [10, 0, 0, n] });
-        let frames = Frames::new(65_535, from, to);
-        let bytes = frames.bytes();
-        assert_eq!(bytes.len(), MODERN_LEN + 65_535);
-        let frame = &bytes[MODERN_LEN..];
-        assert_eq!(internet_checksum(&frame[14..34]), 0);
-        let layers = ringfence_offload::packet::Layers::parse(frame, 65_535);
-        assert_eq!(layers.as_ref().map(|layers| layers.header_len()), Ok(HEADERS));
-        let mut headers = frame[..HEADERS.into()].to_vec();
-        assert!(frames.vnet.accept(&mut headers, &layers).is_ok());
-        let plain = Frames::new(64, from, to);
-        assert_eq!((plain.packet_at(), plain.bytes().len()), (MODERN_LEN, MODERN_LEN + 64));
+        for size in [64, 65, 1514, 1515, 65_535] {
+            let frames = Frames::new(size, from, to);
+            let bytes = frames.bytes();
+            assert_eq!(bytes.len(), MODERN_LEN + size as usize);
+            let frame = &bytes[MODERN_LEN..];
+            assert_eq!(internet_checksum(&frame[14..34]), 0);
+            let layers = ringfence_offload::packet::Layers::parse(frame, size);
+            let len = layers.as_ref().map(|layers| usize::from(layers.header_len()));
+            assert_eq!(len, Ok(headers_len(size)), "{size}");
+            let mut headers = frame[..headers_len(size)].to_vec();
+            assert!(frames.vnet.accept(&mut headers, &layers).is_ok(), "{size}");
+        }
     }
 }
