@@ -56,6 +56,7 @@ mod processes;
 mod redesigned;
 mod report;
 mod staging;
+mod storage_daemon;
 pub mod uplink;
 mod usage;
 pub mod vhost_user;

@@ -6,8 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
+/// Time limit for a server to offer its service.
+const UP_WITHIN: Duration = Duration::from_secs(20);
+/// Time between two looks at a server that starts.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Time limit for a process to end by itself.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -78,6 +82,23 @@ impl Server {
         }
         Ok(())
     }
+
+    /// Waits until the server is up: until `look` returns a value, which is returned.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error with the messages of a process that has ended, and an error after [`UP_WITHIN`].
+    pub(crate) fn wait_up<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> anyhow::Result<T> {
+        let until = Instant::now() + UP_WITHIN;
+        loop {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            self.check()?;
+            ensure!(Instant::now() < until, "{} is not up within {UP_WITHIN:?}", self.name);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
 }
 
 impl Drop for Server {
@@ -140,6 +161,17 @@ fn parse_stat(stat: &str) -> Option<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn server_that_ends_before_it_is_up_is_an_error_with_its_messages() {
+        let place = SocketDirectory::new().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo refused >&2; exit 3"]);
+        let mut server = Server::start("shell", command, &place).unwrap();
+        let failed = server.wait_up(|| None::<()>).unwrap_err().to_string();
+        assert!(failed.contains("refused") && failed.contains('3'), "{failed}");
+        assert_eq!(server.wait_up(|| Some(7)).unwrap(), 7);
+    }
 
     #[test]
     fn stat_line_parses_after_name_with_parentheses() {

@@ -111,7 +111,7 @@ pub enum ImageFormat {
 
 impl ImageFormat {
     /// Returns the name that Ringfence and QEMU have for it.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             ImageFormat::Raw => "raw",
             ImageFormat::Qcow2 => "qcow2",

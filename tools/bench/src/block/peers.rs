@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
 
@@ -23,9 +23,8 @@ use super::case::middle;
 use super::orders::span;
 use super::report::DiskRow;
 use crate::processes::{Server, SocketDirectory, cpu_ns, processes, tree_of};
+use crate::storage_daemon::{DaemonImage, quoted};
 
-/// Time limit for a server to offer its disk.
-const UP_WITHIN: Duration = Duration::from_secs(20);
 /// Warm-up of fio before it measures.
 const RAMP: Duration = Duration::from_millis(500);
 
@@ -162,12 +161,12 @@ impl Job<'_> {
 
     fn start(&self, server: DiskServer, place: &SocketDirectory) -> anyhow::Result<Running> {
         let (file, socket) = (self.file.display(), place.file("nbd"));
-        let (cache, format) = (self.args.cache, self.args.format.name());
+        let (cache, format) = (self.args.cache, self.args.format);
         let command = match server {
             DiskServer::Ringfence(mode) => {
                 let mut command = Command::new(THIS_PROGRAM);
                 command.arg0("ringfence").args(["run", "--quiet", "--uplink", "none", "--disk"]);
-                command.arg(format!("{file},mode={mode},cache={cache},format={format}"));
+                command.arg(format!("{file},mode={mode},cache={cache},format={}", format.name()));
                 command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", place.path());
                 command
             }
@@ -175,7 +174,7 @@ impl Job<'_> {
                 let mut command = Command::new("qemu-nbd");
                 command
                     .args(["--persistent", "--export-name=disk"])
-                    .arg(format!("--format={format}"));
+                    .arg(format!("--format={}", format.name()));
                 if matches!(server, DiskServer::Other(NbdPeer::QemuNbdUring)) {
                     command.arg("--aio=io_uring");
                 }
@@ -188,18 +187,9 @@ impl Job<'_> {
                 command
             }
             DiskServer::Other(NbdPeer::QemuStorageDaemon) => {
-                let mut command = Command::new("qemu-storage-daemon");
-                let direct = if cache.is_direct() { "on" } else { "off" };
-                let quoted = |path: String| path.replace(',', ",,");
-                let name = quoted(file.to_string());
-                let path = quoted(socket.display().to_string());
-                let cached = format!("cache.direct={direct}");
-                command
-                    .arg("--blockdev")
-                    .arg(format!("driver=file,node-name=file,filename={name},{cached}"));
-                command
-                    .arg("--blockdev")
-                    .arg(format!("driver={format},node-name=disk,file=file,{cached}"));
+                let mut command =
+                    DaemonImage { file: self.file, format, cache, aio: "threads" }.command();
+                let path = quoted(&socket);
                 command.args([
                     "--nbd-server",
                     &format!("addr.type=unix,addr.path={path},max-connections=0"),
@@ -289,24 +279,17 @@ struct Running {
 impl Running {
     /// Waits until the server offers the disk. Returns its socket.
     fn wait_up(&mut self, place: &SocketDirectory) -> anyhow::Result<PathBuf> {
-        let until = Instant::now() + UP_WITHIN;
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
-        loop {
-            let socket = match self.server {
-                DiskServer::Ringfence(_) => guests_socket(place, self.process.pid()),
-                DiskServer::Other(_) => Some(place.file("nbd")),
+        let (server, pid) = (self.server, self.process.pid());
+        self.process.wait_up(|| {
+            let path = match server {
+                DiskServer::Ringfence(_) => guests_socket(place, pid)?,
+                DiskServer::Other(_) => place.file("nbd"),
             };
-            if let Some(path) = socket {
-                let name = self.server.export().to_owned();
-                let address = NbdAddress::Unix { path: path.clone(), name, tls: None };
-                if NbdDisk::open(&address, &options).is_ok() {
-                    return Ok(path);
-                }
-            }
-            self.process.check()?;
-            ensure!(Instant::now() < until, "it does not offer its disk within {UP_WITHIN:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            let name = server.export().to_owned();
+            let address = NbdAddress::Unix { path: path.clone(), name, tls: None };
+            NbdDisk::open(&address, &options).is_ok().then_some(path)
+        })
     }
 }
 
