@@ -339,7 +339,7 @@ mod tests {
         let (rust, epoch) = ("1.88.0".to_owned(), 1_000_000_000);
         let dist = Dist { root, components, further: Vec::new(), rust, epoch };
         let mut made = Vec::new();
-        for part in ["one", "two/deeper"] {
+        for part in ["one", "two/deeper with blanks"] {
             let folder = folder.path().join(part);
             std::fs::create_dir_all(&folder).unwrap();
             made.push(dist.pack(&program, &folder).unwrap());

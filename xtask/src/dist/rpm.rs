@@ -127,15 +127,13 @@ pub(super) fn is_possible() -> bool {
 
 /// Makes the packages in `folder`. Returns their paths.
 pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let tree = package.tree(folder.join("rpm-files"))?;
-    let work = folder.join("rpm");
-    if work.exists() {
-        std::fs::remove_dir_all(&work)?;
-    }
-    std::fs::create_dir_all(&work)?;
+    // The scripts of rpmbuild split paths at blanks, which those of the repository may have.
+    let temporary = tempfile::Builder::new().prefix("ringfence-rpm-").tempdir()?;
+    let work = temporary.path();
+    let tree = package.tree(work.join("files"))?;
     let mut names = vec!["ringfence"];
     if has_policy_compiler() {
-        add_policy(package, &tree, &work)?;
+        add_policy(package, &tree, work)?;
         names.push("ringfence-selinux");
     } else {
         println!(
@@ -149,7 +147,7 @@ pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Resul
         |path: &Path| path.to_str().map(str::to_owned).context("a folder's name is not text");
     let made = Cmd::new("rpmbuild")
         .args(["-bb", "--quiet", "--target", "x86_64-linux"])
-        .args(define("_topdir", &path(&work)?))
+        .args(define("_topdir", &path(work)?))
         .args(define("source_tree", &path(tree.root())?))
         .args(define("_buildhost", "localhost"))
         .args(define("use_source_date_epoch_as_buildtime", "1"))
@@ -168,11 +166,9 @@ pub(super) fn build(package: &SystemPackage<'_>, folder: &Path) -> anyhow::Resul
     let mut made = Vec::new();
     for name in names {
         let file = format!("{name}-{}-{RELEASE}.x86_64.rpm", package.version);
-        std::fs::rename(work.join("RPMS").join(&file), folder.join(&file))?;
+        std::fs::copy(work.join("RPMS").join(&file), folder.join(&file))?;
         made.push(folder.join(file));
     }
-    std::fs::remove_dir_all(&work)?;
-    tree.remove()?;
     Ok(made)
 }
 
