@@ -47,7 +47,7 @@ fn waiting_connections_are_accepted_once_descriptors_are_free_again() {
 
     clients.extend((0..CLIENTS).map(|_| TcpStream::connect(at).unwrap()));
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit.clone() }).unwrap();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
     for failed in 1..=2 {
         let events = round(&mut uplink, &mut wire, now);
         assert_eq!((counters.accept_failed.get(), events), (failed, usize::from(failed == 1)));

@@ -1,5 +1,4 @@
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "a test: its panic is the report")]
 //! System calls of the host's TCP sockets, and of listening sockets behind a full link.
 
 use std::io::Read;
