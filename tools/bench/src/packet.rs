@@ -7,6 +7,13 @@
 //!  +-- sequence ---+ length+ flags +-- check ------+ pattern ...
 //! ```
 //!
+//! A packet with headers of its own ([`Template::framed`]) has these fields at the next multiple of 8 bytes:
+//!
+//! ```text
+//!  0                         8               16
+//!  +-- sequence -------------+-- check ------+ pattern ...
+//! ```
+//!
 //! Integers are little-endian. The pattern is the same in every packet of a row, except that the
 //! sequence number is repeated every 512 bytes. Pieces of two packets thus never form a valid one.
 //!
@@ -14,6 +21,7 @@
 //! multiplication for a packet of any length, while the sink sums every received byte.
 
 use ringfence_frame::batch::{FrameView, SegmentView};
+use ringfence_memory::{LentSlice, OutOfRange};
 
 use super::params::Verify;
 
@@ -29,6 +37,8 @@ const LENGTH: usize = 24;
 const FLAGS: usize = 28;
 const CHECK: usize = 32;
 const PATTERN: usize = 40;
+/// First bytes of a packet read in pieces that are kept: headers, and the sequence number.
+const READ_HEADER: usize = 64;
 /// Distance between two copies of the sequence number.
 const STAMP_EVERY: usize = 512;
 /// Flag of the last packet of a phase.
@@ -124,9 +134,30 @@ fn inverse(odd: u64) -> u64 {
     x
 }
 
+/// Offsets of the variable fields.
+#[derive(Clone, Copy)]
+struct Fields {
+    sequence: usize,
+    /// Offset of the flags; a packet without them is never marked as the last one.
+    flags: Option<usize>,
+    check: usize,
+}
+
+impl Fields {
+    /// Fields of a packet without other headers.
+    const BARE: Fields = Fields { sequence: SEQUENCE, flags: Some(FLAGS), check: CHECK };
+
+    /// Returns the fields behind headers of so many bytes. The check must be a word of the sum.
+    fn behind(headers: usize) -> Fields {
+        let sequence = headers.next_multiple_of(8);
+        Fields { sequence, flags: None, check: sequence + 8 }
+    }
+}
+
 /// Generator of packets of one size.
 pub(super) struct Template {
     bytes: Vec<u8>,
+    fields: Fields,
     /// Difference of the valid sum and that of the packet with sequence 0, no flags and check 0.
     lacking: u64,
     per_sequence: u64,
@@ -149,26 +180,44 @@ impl Template {
         bytes[6..12].copy_from_slice(&source);
         bytes[12..14].copy_from_slice(&ETHERTYPE);
         bytes[LENGTH..FLAGS].copy_from_slice(&size.to_le_bytes());
+        Template::complete(bytes, PATTERN, Fields::BARE)
+    }
+
+    /// Creates a template of `size` bytes that begins with these headers, and has room for the fields.
+    pub(super) fn framed(size: u32, headers: &[u8]) -> Template {
+        let mut bytes = headers.to_vec();
+        bytes.resize(size as usize, 0);
+        let fields = Fields::behind(headers.len());
+        Template::complete(bytes, fields.check + 8, fields)
+    }
+
+    /// Fills a packet from `pattern` on, and computes the contributions to its sum.
+    fn complete(mut bytes: Vec<u8>, pattern: usize, fields: Fields) -> Template {
+        let len = bytes.len();
         let mut state = 0x2545_F491_4F6C_DD1Du64;
-        for byte in &mut bytes[PATTERN..] {
+        for byte in &mut bytes[pattern..] {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
             *byte = state.to_le_bytes()[3];
         }
-        stamp(&mut bytes, 0);
+        stamp(&mut bytes, fields.sequence, 0);
         // By linearity: the contribution of a one in each variable field.
         let unit = |write: &dyn Fn(&mut [u8])| {
             let mut one = vec![0; len];
             write(&mut one);
             Sum::of(&one)
         };
+        let last = fields
+            .flags
+            .map(|at| unit(&|one| one[at..at + 4].copy_from_slice(&LAST.to_le_bytes())));
         Template {
             lacking: WHOLE.wrapping_sub(Sum::of(&bytes)),
-            per_sequence: unit(&|one| stamp(one, 1)),
-            last: unit(&|one| one[FLAGS..CHECK].copy_from_slice(&LAST.to_le_bytes())),
-            per_check_inverse: inverse(unit(&|one| one[CHECK] = 1)),
+            per_sequence: unit(&|one| stamp(one, fields.sequence, 1)),
+            last: last.unwrap_or(0),
+            per_check_inverse: inverse(unit(&|one| one[fields.check] = 1)),
             bytes,
+            fields,
         }
     }
 
@@ -180,7 +229,40 @@ impl Template {
     /// Numbers a packet of this template, fresh or reused.
     #[inline]
     pub(super) fn number(&self, packet: &mut [u8], sequence: u64, last: bool) {
-        stamp(packet, sequence);
+        stamp(packet, self.fields.sequence, sequence);
+        let (flags, check) = self.tail(sequence, last);
+        if let Some(at) = self.fields.flags {
+            packet[at..at + 4].copy_from_slice(&flags);
+        }
+        packet[self.fields.check..][..8].copy_from_slice(&check);
+    }
+
+    /// Numbers a packet of this template at an offset of lent memory. It is not the last of a phase.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the packet is not in the memory.
+    pub(super) fn number_lent(
+        &self,
+        memory: &LentSlice,
+        at: usize,
+        sequence: u64,
+    ) -> Result<(), OutOfRange> {
+        let stamp = sequence.to_le_bytes();
+        memory.copy_from(at + self.fields.sequence, &stamp)?;
+        for offset in stamps(self.bytes.len()) {
+            memory.copy_from(at + offset, &stamp)?;
+        }
+        let (flags, check) = self.tail(sequence, false);
+        if let Some(offset) = self.fields.flags {
+            memory.copy_from(at + offset, &flags)?;
+        }
+        memory.copy_from(at + self.fields.check, &check)
+    }
+
+    /// Returns the flags and the check of a packet.
+    #[inline]
+    fn tail(&self, sequence: u64, last: bool) -> ([u8; 4], [u8; 8]) {
         let mut missing = self.lacking.wrapping_sub(self.per_sequence.wrapping_mul(sequence));
         let flags = if last {
             missing = missing.wrapping_sub(self.last);
@@ -189,19 +271,44 @@ impl Template {
             0
         };
         let check = missing.wrapping_mul(self.per_check_inverse);
-        packet[FLAGS..CHECK].copy_from_slice(&flags.to_le_bytes());
-        packet[CHECK..PATTERN].copy_from_slice(&check.to_le_bytes());
+        (flags.to_le_bytes(), check.to_le_bytes())
     }
 }
 
+/// Returns the offsets of the copies of the sequence number in a packet of this length.
+fn stamps(len: usize) -> impl Iterator<Item = usize> {
+    (STAMP_EVERY..).step_by(STAMP_EVERY).take_while(move |at| at + 8 <= len)
+}
+
 #[inline]
-fn stamp(packet: &mut [u8], sequence: u64) {
+fn stamp(packet: &mut [u8], at: usize, sequence: u64) {
     let sequence = sequence.to_le_bytes();
-    packet[SEQUENCE..LENGTH].copy_from_slice(&sequence);
-    let mut at = STAMP_EVERY;
-    while let Some(place) = packet.get_mut(at..at + 8) {
-        place.copy_from_slice(&sequence);
-        at += STAMP_EVERY;
+    packet[at..at + 8].copy_from_slice(&sequence);
+    for at in stamps(packet.len()) {
+        packet[at..at + 8].copy_from_slice(&sequence);
+    }
+}
+
+/// Packet that is read in pieces.
+pub(super) struct Reading {
+    sum: Sum,
+    header: [u8; READ_HEADER],
+    len: usize,
+}
+
+impl Reading {
+    pub(super) fn new() -> Reading {
+        Reading { sum: Sum::new(), header: [0; READ_HEADER], len: 0 }
+    }
+
+    /// Adds the next bytes.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        if let Some(header) = self.header.get_mut(self.len..) {
+            let part = header.len().min(bytes.len());
+            header[..part].copy_from_slice(&bytes[..part]);
+        }
+        self.sum.add(bytes);
+        self.len += bytes.len();
     }
 }
 
@@ -221,6 +328,7 @@ pub(super) enum Bad {
 /// Verifier of packets: each must be intact and follow its predecessor.
 pub(super) struct Checker {
     verify: Verify,
+    fields: Fields,
     size: usize,
     expected: u64,
     fetched: u64,
@@ -234,7 +342,13 @@ impl Checker {
 
     /// Creates a checker that verifies this much of each packet.
     pub(super) fn verifying(size: u32, verify: Verify) -> Checker {
-        Checker { verify, size: size as usize, expected: 0, fetched: 0 }
+        let fields = Fields::BARE;
+        Checker { verify, fields, size: size as usize, expected: 0, fetched: 0 }
+    }
+
+    /// Creates a checker of all bytes of packets with headers of so many bytes ([`Template::framed`]).
+    pub(super) fn framed(size: u32, headers: usize) -> Checker {
+        Checker { fields: Fields::behind(headers), ..Checker::verifying(size, Verify::Full) }
     }
 
     /// Returns the number of packets so far.
@@ -263,6 +377,11 @@ impl Checker {
         self.judge(sum, frame.header(), frame.len())
     }
 
+    /// Verifies the next packet, which was read in pieces.
+    pub(super) fn take_reading(&mut self, reading: Reading) -> Result<bool, Bad> {
+        self.judge(reading.sum.finish(), &reading.header, reading.len)
+    }
+
     /// Sums all bytes of a packet.
     fn sum(&mut self, frame: FrameView<'_>) -> u64 {
         let mut sum = Sum::new();
@@ -285,15 +404,11 @@ impl Checker {
         if len != self.size {
             return Err(Bad::Length { expected, found: len, size: self.size });
         }
-        let fields =
-            header.get(SEQUENCE..CHECK).and_then(|f| <&[u8; CHECK - SEQUENCE]>::try_from(f).ok());
-        let Some(fields) = fields.filter(|_| sum == WHOLE) else {
+        let field = |at: usize| header.get(at..)?.first_chunk::<8>().copied();
+        let Some(sequence) = field(self.fields.sequence).filter(|_| sum == WHOLE) else {
             return Err(Bad::Damaged { expected });
         };
-        let ([sequence, rest], _) = fields.as_chunks::<8>() else {
-            return Err(Bad::Damaged { expected });
-        };
-        let sequence = u64::from_le_bytes(*sequence);
+        let sequence = u64::from_le_bytes(sequence);
         if sequence > expected {
             return Err(Bad::Lost { from: expected, to: sequence - 1 });
         }
@@ -301,8 +416,8 @@ impl Checker {
             return Err(Bad::Repeated { found: sequence, expected });
         }
         self.expected += 1;
-        // The flags are the upper half of this word.
-        Ok(u64::from_le_bytes(*rest) >> 32 == u64::from(LAST))
+        let flags = self.fields.flags.and_then(|at| header.get(at..)?.first_chunk::<4>());
+        Ok(flags.is_some_and(|flags| u32::from_le_bytes(*flags) == LAST))
     }
 }
 
@@ -378,6 +493,47 @@ mod tests {
         assert_eq!(again, Err(Bad::Repeated { found: 0, expected: 1 }));
         let cut = check(&mut checker, &packet(&template, 1, false)[..60]);
         assert_eq!(cut, Err(Bad::Length { expected: 1, found: 60, size: 64 }));
+    }
+
+    #[test]
+    fn packet_with_headers_is_accepted_and_damaged_by_any_flipped_bit() {
+        for (size, headers) in [(64, 42), (65, 42), (600, 54)] {
+            let template = Template::framed(size, &vec![0x45; headers]);
+            let mut checker = Checker::framed(size, headers);
+            for sequence in 0..3 {
+                let mut reading = Reading::new();
+                reading.add(&packet(&template, sequence, false));
+                assert_eq!(checker.take_reading(reading), Ok(false), "{size}: {sequence}");
+            }
+            for bit in 0..8 * size as usize {
+                let mut packet = packet(&template, 3, false);
+                packet[bit / 8] ^= 1 << (bit % 8);
+                let mut reading = Reading::new();
+                reading.add(&packet);
+                let seen = checker.take_reading(reading);
+                assert_eq!(seen, Err(Bad::Damaged { expected: 3 }), "{size}: bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn packet_numbered_in_lent_memory_is_accepted_from_any_pieces() {
+        for size in SIZES {
+            let (template, mut checker) = (Template::new(size), Checker::new(size));
+            let memory = LentSlice::anonymous(size as usize + 7);
+            memory.copy_from(7, template.bytes()).unwrap();
+            for (sequence, cut) in [1, 13, 39, 41, 512, 4096].into_iter().enumerate() {
+                template.number_lent(&memory, 7, sequence as u64).unwrap();
+                let mut bytes = vec![0; size as usize];
+                memory.copy_to(7, &mut bytes).unwrap();
+                let mut reading = Reading::new();
+                bytes.chunks(cut).for_each(|piece| reading.add(piece));
+                assert_eq!(checker.take_reading(reading), Ok(false), "{size}: pieces of {cut}");
+            }
+            let mut reading = Reading::new();
+            reading.add(&packet(&template, 9, false));
+            assert_eq!(checker.take_reading(reading), Err(Bad::Lost { from: 6, to: 8 }));
+        }
     }
 
     #[test]

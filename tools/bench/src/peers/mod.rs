@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use super::params::{Direction, Pages};
 use ringfence_hostnet::causes::causes;
+pub(super) use testpmd::{MISSING, PROGRAM as TESTPMD, is_installed};
 
 /// Maximum measured packet size: the capacity of one testpmd buffer (by default 2048 bytes minus
 /// headroom and virtio header), rounded down to a full Ethernet frame.

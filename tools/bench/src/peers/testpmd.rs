@@ -13,8 +13,8 @@ use super::ForwardingPeer;
 use crate::params::{self, Direction};
 use ringfence_sandbox::owned_child::OwnedChild;
 
-const PROGRAM: &str = "dpdk-testpmd";
-const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";
+pub(crate) const PROGRAM: &str = "dpdk-testpmd";
+pub(crate) const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";
 /// Time limit for the start, an answer, and the exit.
 const PATIENCE: Duration = Duration::from_secs(20);
 const GONE_WITHIN: Duration = Duration::from_secs(3);
@@ -158,7 +158,7 @@ impl Testpmd {
         mode: &str,
         size: u32,
     ) -> anyhow::Result<Testpmd> {
-        ensure!(installed(), MISSING);
+        ensure!(is_installed(), MISSING);
         // Without line buffering the answers would stay in the process's buffer.
         let mut command = Command::new("stdbuf");
         command.args(["--output=L", PROGRAM]);
@@ -251,7 +251,8 @@ impl Testpmd {
     }
 }
 
-fn installed() -> bool {
+/// Returns `true` if the program is in the PATH.
+pub(crate) fn is_installed() -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths).any(|directory| directory.join(PROGRAM).is_file())
 }

@@ -9,10 +9,20 @@ use ringfence_block::storage::file::CacheMode;
 use crate::block::args::{Rw, parse_block};
 use crate::params::parse_seconds;
 
-const NOTES: &str = "\
+/// Shortest and longest frame in bytes.
+const FRAME_MIN: u32 = 64;
+const FRAME_MAX: u32 = 65_535;
+
+const BLK_NOTES: &str = "\
 No virtual machine: the front-end is this process, with vrings in shared memory as QEMU has them.
 Each way starts new processes. Every block carries its position, and every read is checked. A read
 with other content fails the benchmark (exit status 1). docs/perf/howto.md explains the columns.";
+
+const NET_NOTES: &str = "\
+No virtual machine: the front-end is this process, with the vrings of two machines as QEMU has them.
+The near machine hands memory over by the way of the row, the far one trusts the backend. Both are on one
+switch, or on two ports of testpmd. Each way starts new processes. Every byte is checked; a packet that is
+lost or damaged fails the benchmark (exit status 1). docs/perf/howto.md explains the columns.";
 
 /// Devices of virtual machines: memory that is lent, behind a shield, and trusted, beside other programs
 #[derive(Debug, Args)]
@@ -27,15 +37,37 @@ pub struct VhostUserArgs {
 pub enum DeviceArgs {
     /// Requests to `ringfence vhost-user blk`, and to other programs that serve the same file
     Blk(BlkArgs),
+    /// Packets between two `ringfence vhost-user net` on a switch, and through other programs
+    Net(NetArgs),
+}
+
+/// Options of all kinds of devices
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Ways to hand memory over
+    #[arg(long, value_name = "WAY", value_delimiter = ',', default_value = "trust,pool,shield")]
+    pub ways: Vec<Way>,
+
+    /// Measured time of each run
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub seconds: Duration,
+
+    /// Runs of each row; all rows run once in each round
+    #[arg(long, value_name = "N", default_value = "3",
+          value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: u32,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Requests to `ringfence vhost-user blk`, and to other programs that serve the same file
 #[derive(Debug, Args)]
-#[command(after_help = NOTES)]
+#[command(after_help = BLK_NOTES)]
 pub struct BlkArgs {
-    /// Ways to hand memory over
-    #[arg(long, value_name = "WAY", value_delimiter = ',', default_value = "trust,pool,shield")]
-    pub ways: Vec<Way>,
+    #[command(flatten)]
+    pub run: RunArgs,
 
     /// Bytes of a request
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "4k,128k",
@@ -62,19 +94,68 @@ pub struct BlkArgs {
     /// Programs to compare with, which have all memory
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     pub vs: Vec<DiskPeer>,
+}
 
-    /// Measured time of each run
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
-    pub seconds: Duration,
+/// Packets between two `ringfence vhost-user net` on a switch, and through other programs
+#[derive(Debug, Args)]
+#[command(after_help = NET_NOTES)]
+pub struct NetArgs {
+    #[command(flatten)]
+    pub run: RunArgs,
 
-    /// Runs of each row; all rows run once in each round
-    #[arg(long, value_name = "N", default_value = "3",
-          value_parser = clap::value_parser!(u32).range(1..=99))]
-    pub rounds: u32,
+    /// Bytes of a packet, Ethernet header included; above 1514 a super-packet, up to 64k
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,512,1500,64k",
+          value_parser = parse_frame)]
+    pub sizes: Vec<u32>,
 
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    /// Directions: the near machine sends (out), or receives (in)
+    #[arg(
+        long = "direction",
+        value_name = "DIRECTION",
+        value_delimiter = ',',
+        default_value = "out,in"
+    )]
+    pub directions: Vec<Flow>,
+
+    /// Programs to compare with, which have all memory
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    pub vs: Vec<CardPeer>,
+}
+
+/// Direction of packets, as the near machine sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Flow {
+    /// The near machine sends.
+    Out,
+    /// The near machine receives.
+    In,
+}
+
+impl Flow {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Flow::Out => "out",
+            Flow::In => "in",
+        }
+    }
+}
+
+/// Another program that has ports for vhost-user.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CardPeer {
+    /// DPDK's testpmd, which forwards between two ports and never sleeps.
+    Testpmd,
+}
+
+/// Parses the length of a frame. `64k` is the longest one, of 65,535 bytes.
+fn parse_frame(word: &str) -> Result<u32, String> {
+    let bytes = match word.to_ascii_lowercase().strip_suffix('k') {
+        Some(digits) => digits.parse::<u32>().ok().and_then(|number| number.checked_mul(1 << 10)),
+        None => word.parse().ok(),
+    };
+    let bytes = bytes.map(|bytes| if bytes == 1 << 16 { FRAME_MAX } else { bytes });
+    let is_valid = |bytes: &u32| (FRAME_MIN..=FRAME_MAX).contains(bytes);
+    bytes.filter(is_valid).ok_or_else(|| format!("a number from {FRAME_MIN} to 64k"))
 }
 
 /// Way to hand memory over to a backend.
@@ -105,4 +186,20 @@ pub enum DiskPeer {
     QemuStorageDaemon,
     /// qemu-storage-daemon with io_uring.
     QemuStorageDaemonUring,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frame_lengths_parse_with_units_up_to_the_longest_frame() {
+        assert_eq!(
+            ["64", "1k", "64K", "65535"].map(parse_frame),
+            [64, 1024, 65_535, 65_535].map(Ok)
+        );
+        for word in ["", "k", "63", "65k", "65537", "-1", "4294967295k"] {
+            assert!(parse_frame(word).is_err(), "{word}");
+        }
+    }
 }

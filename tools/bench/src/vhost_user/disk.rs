@@ -4,26 +4,21 @@
 //! the guest module does. Every sector of the disk begins with its number.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use ringfence_block::vhost_user::testing::{FEATURES, PROTOCOL};
 use ringfence_memory::DeviceAccess;
-use ringfence_sys::poll::wait_readable;
-use ringfence_vhost_user::testing::{FrontShape, Frontend, memfd};
+use ringfence_vhost_user::testing::{FrontShape, Frontend};
 use ringfence_wire::vhost_user::protocol_feature;
 use ringfence_wire::virtio_blk::{BlkStatus, HEADER_BYTES, RequestHeader, RequestKind, SECTOR};
-use rustix::time::ClockId;
 
 use super::args::Way;
-use super::servers::Program;
+use super::front::{FrontEnd, Stopwatch, Worked, frontend, kick, wait};
 use crate::block::args::Rw;
-use crate::usage::clock;
 
 /// Bytes of the disk.
 pub(super) const DISK: u64 = 128 << 20;
-/// Bytes of the machine's memory beside the buffers, unless it lends a pool alone.
-const MACHINE: u64 = 256 << 20;
 /// Offsets in the slot of a request: header, status, data.
 const STATUS_AT: usize = HEADER_BYTES;
 const DATA_AT: usize = 4096;
@@ -31,34 +26,19 @@ const DATA_AT: usize = 4096;
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Entries of the vring.
 const ENTRIES: u16 = 128;
-/// Time limit for a request.
-const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Work of a front-end.
+/// Requests of a front-end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Work {
+pub(super) struct Requests {
     pub(super) block: u32,
     pub(super) depth: u16,
     pub(super) rw: Rw,
 }
 
-/// Result of a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Worked {
-    pub(super) requests: u64,
-    pub(super) seconds: f64,
-    /// CPU time of the front-end in nanoseconds.
-    pub(super) front_ns: u64,
-    /// Notifications to the device: writes of the front-end to an eventfd.
-    pub(super) kicks: u64,
-    /// Notifications from the device: writes of the backend, or of the shield, to an eventfd.
-    pub(super) calls: u64,
-}
-
 /// Front-end of a disk.
 pub(super) struct DiskFront {
     front: Frontend,
-    work: Work,
+    work: Requests,
     /// Memory to copy from and to, if the data of requests is in a pool.
     private: Option<Vec<u8>>,
     /// Sector of the request in each slot.
@@ -69,34 +49,27 @@ pub(super) struct DiskFront {
 }
 
 impl DiskFront {
-    /// Connects to the socket of a backend, or of a shield.
+    /// Connects to the socket of a backend, or of a shield. `has_log`: the backend keeps a log of the requests in flight.
     ///
     /// # Errors
     ///
     /// Returns an error if the device cannot be set up.
     pub(super) fn connect(
         socket: &Path,
-        program: Program,
+        has_log: bool,
         way: Way,
-        work: Work,
+        work: Requests,
     ) -> anyhow::Result<DiskFront> {
-        // Other programs keep no log of the requests in flight.
-        let protocol = match program {
-            Program::Ringfence => PROTOCOL,
-            Program::Other(_) => PROTOCOL & !protocol_feature::INFLIGHT,
-        };
-        let mut front = Frontend::new(FrontShape {
+        let protocol = if has_log { PROTOCOL } else { PROTOCOL & !protocol_feature::INFLIGHT };
+        let shape = FrontShape {
             vrings: 1,
             size: ENTRIES,
             buffers: usize::from(work.depth) * slot_bytes(work),
             features: FEATURES,
             protocol,
             has_mark: way == Way::Pool,
-        })?;
-        if way != Way::Pool {
-            front.other_files.push(memfd(MACHINE)?);
-        }
-        front.connect(socket)?;
+        };
+        let mut front = frontend(socket, shape)?;
         front.set_up()?;
         let private = (way == Way::Pool).then(|| vec![0; work.block as usize]);
         let sectors = vec![0; work.depth.into()];
@@ -104,61 +77,8 @@ impl DiskFront {
         Ok(DiskFront { front, work, private, sectors, position: SEED, worked })
     }
 
-    /// Keeps the requests in flight for this time, and waits for the last ones.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a request fails, or a read finds other data.
-    pub(super) fn work(&mut self, length: Duration) -> anyhow::Result<Worked> {
-        self.worked = Worked::default();
-        let (begun, cpu) = (Instant::now(), clock(ClockId::ThreadCPUTime));
-        for slot in 0..self.work.depth {
-            self.push(slot)?;
-        }
-        self.kick();
-        let mut in_flight = self.work.depth;
-        while in_flight > 0 {
-            let continues = begun.elapsed() < length;
-            let mut popped = 0;
-            while let Some(used) = self.front.vrings[0].driver.pop()? {
-                let slot = u16::try_from(used.token)?;
-                self.finish(slot)?;
-                popped += 1;
-                if continues {
-                    self.push(slot)?;
-                } else {
-                    in_flight -= 1;
-                }
-            }
-            if continues && popped > 0 {
-                self.kick();
-            }
-            if in_flight > 0 && !self.front.vrings[0].driver.arm(1)? {
-                self.wait()?;
-            }
-        }
-        self.worked.seconds = begun.elapsed().as_secs_f64();
-        self.worked.front_ns = clock(ClockId::ThreadCPUTime).saturating_sub(cpu);
-        Ok(self.worked)
-    }
-
-    /// Waits for a notification, which may have come before.
-    fn wait(&mut self) -> anyhow::Result<()> {
-        let call = &self.front.vrings[0].call;
-        ensure!(wait_readable(call, Some(PATIENCE))?, "no answer within {PATIENCE:?}");
-        let mut count = [0; 8];
-        rustix::io::read(call, &mut count).context("reading the notifications")?;
-        self.worked.calls += u64::from_ne_bytes(count);
-        Ok(())
-    }
-
     fn kick(&mut self) {
-        let vring = &mut self.front.vrings[0];
-        if vring.driver.publish() {
-            self.worked.kicks += 1;
-            // A counter that is full has its notification.
-            let _ = rustix::io::write(&vring.kick, &1_u64.to_ne_bytes());
-        }
+        kick(&mut self.front.vrings[0], &mut self.worked);
     }
 
     fn slot_at(&self, slot: u16) -> usize {
@@ -227,8 +147,42 @@ impl DiskFront {
             let found = u64::from_le_bytes(found);
             ensure!(found == sector, "sector {sector} has the data of sector {found}");
         }
-        self.worked.requests += 1;
+        self.worked.done += 1;
         Ok(())
+    }
+}
+
+impl FrontEnd for DiskFront {
+    /// Keeps the requests in flight for this time, and waits for the last ones.
+    fn work(&mut self, length: Duration) -> anyhow::Result<Worked> {
+        self.worked = Worked::default();
+        let begun = Stopwatch::start();
+        for slot in 0..self.work.depth {
+            self.push(slot)?;
+        }
+        self.kick();
+        let mut in_flight = self.work.depth;
+        while in_flight > 0 {
+            let continues = begun.elapsed() < length;
+            let mut popped = 0;
+            while let Some(used) = self.front.vrings[0].driver.pop()? {
+                let slot = u16::try_from(used.token)?;
+                self.finish(slot)?;
+                popped += 1;
+                if continues {
+                    self.push(slot)?;
+                } else {
+                    in_flight -= 1;
+                }
+            }
+            if continues && popped > 0 {
+                self.kick();
+            }
+            if in_flight > 0 && !self.front.vrings[0].driver.arm(1)? {
+                wait(&[&self.front.vrings[0]], &mut self.worked)?;
+            }
+        }
+        Ok(begun.stop(self.worked))
     }
 }
 
@@ -241,6 +195,6 @@ pub(super) fn stamp(data: &mut [u8], first: u64, count: u64) {
     }
 }
 
-fn slot_bytes(work: Work) -> usize {
+fn slot_bytes(work: Requests) -> usize {
     DATA_AT + (work.block as usize).next_multiple_of(4096)
 }

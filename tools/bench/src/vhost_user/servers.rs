@@ -1,100 +1,70 @@
-//! Programs that serve the disk of a case.
+//! Processes that serve the device of a case.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use ringfence_block::storage::file::CacheMode;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
-use super::args::{DiskPeer, Way};
-use crate::processes::{Server, SocketDirectory, cpu_ns};
+use crate::processes::{Server, SocketDirectory, cpu_ns, processes, tree_of};
 
-/// Time limit for a server to offer its socket.
-const UP_WITHIN: Duration = Duration::from_secs(20);
-
-/// Program that serves the disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Program {
-    Ringfence,
-    Other(DiskPeer),
-}
-
-impl Program {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Program::Ringfence => "ringfence",
-            Program::Other(DiskPeer::QemuStorageDaemon) => "qemu-storage-daemon",
-            Program::Other(DiskPeer::QemuStorageDaemonUring) => "qemu-storage-daemon-uring",
-        }
-    }
-
-    /// Returns the command that serves a file at a socket.
-    fn command(self, way: Way, socket: &Path, file: &Path, cache: CacheMode) -> Command {
-        let Program::Other(peer) = self else {
-            let mut command = Command::new(THIS_PROGRAM);
-            command.arg0("ringfence").args(["vhost-user", "blk", "--socket"]).arg(socket);
-            if way == Way::Pool {
-                command.args(["--require-pool", "auto"]);
-            }
-            command.arg("--disk").arg(format!("{},cache={cache}", file.display()));
-            return command;
-        };
-        let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
-        let direct = if cache.is_direct() { "on" } else { "off" };
-        let aio = match peer {
-            DiskPeer::QemuStorageDaemon => "threads",
-            DiskPeer::QemuStorageDaemonUring => "io_uring",
-        };
-        let mut command = Command::new("qemu-storage-daemon");
-        command.arg("--blockdev").arg(format!(
-            "driver=file,node-name=disk,filename={},cache.direct={direct},aio={aio}",
-            quoted(file)
-        ));
-        command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path={},writable=on",
-            quoted(socket)
-        ));
-        command
-    }
-}
-
-/// Processes of a case, ended on drop: the shield first.
+/// Processes of a case, ended on drop: the last one first.
 pub(super) struct Servers {
     processes: Vec<Server>,
-    /// Socket of the front-end.
-    pub(super) socket: PathBuf,
     // Removed after the processes have ended.
-    _place: SocketDirectory,
+    place: SocketDirectory,
 }
 
 impl Servers {
-    /// Starts the processes. Returns once the socket exists.
+    /// Makes the directory of the sockets.
     ///
     /// # Errors
     ///
-    /// Returns an error if a program could not be started, or ended.
+    /// Returns the system's error.
+    pub(super) fn new() -> anyhow::Result<Servers> {
+        Ok(Servers { processes: Vec::new(), place: SocketDirectory::new()? })
+    }
+
+    /// Returns the path of a socket with this name.
+    pub(super) fn socket(&self, name: &str) -> PathBuf {
+        self.place.file(name)
+    }
+
+    /// Returns a command of this build of `ringfence`, with a runtime directory of its own.
+    pub(super) fn ringfence(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg0("ringfence").args(words).env("XDG_RUNTIME_DIR", self.place.path());
+        command
+    }
+
+    /// Starts a process. Returns once its sockets exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the program could not be started, or ended.
     pub(super) fn start(
-        program: Program,
-        way: Way,
-        file: &Path,
-        cache: CacheMode,
-    ) -> anyhow::Result<Servers> {
-        let place = SocketDirectory::new()?;
-        let mut socket = place.file("backend");
-        let command = program.command(way, &socket, file, cache);
-        let mut processes = vec![start(program.name(), command, &socket, &place)?];
-        if way == Way::Shield {
-            let listen = place.file("shield");
-            let mut command = Command::new(THIS_PROGRAM);
-            command.arg0("ringfence").args(["shield", "--listen"]).arg(&listen);
-            command.arg("--backend").arg(&socket);
-            processes.insert(0, start("shield", command, &listen, &place)?);
-            socket = listen;
-        }
-        Ok(Servers { processes, socket, _place: place })
+        &mut self,
+        name: &'static str,
+        command: Command,
+        sockets: &[&Path],
+    ) -> anyhow::Result<()> {
+        let mut process = Server::start(name, command, &self.place)?;
+        process.wait_up(|| sockets.iter().all(|socket| socket.exists()).then_some(()))?;
+        self.processes.insert(0, process);
+        Ok(())
+    }
+
+    /// Starts a shield before a backend. Returns its socket.
+    ///
+    /// # Errors
+    ///
+    /// As [`Servers::start`].
+    pub(super) fn start_shield(&mut self, backend: &Path) -> anyhow::Result<PathBuf> {
+        let listen = self.socket("shield");
+        let mut command = self.ringfence(&["shield", "--listen"]);
+        command.arg(&listen).arg("--backend").arg(backend);
+        self.start("shield", command, &[&listen])?;
+        Ok(listen)
     }
 
     /// Returns an error with the messages of a process that has ended.
@@ -106,20 +76,10 @@ impl Servers {
     pub(super) fn cpu_ns(&self) -> anyhow::Result<u64> {
         self.processes.iter().map(|process| cpu_ns(process.pid())).sum()
     }
-}
 
-fn start(
-    name: &'static str,
-    command: Command,
-    socket: &Path,
-    place: &SocketDirectory,
-) -> anyhow::Result<Server> {
-    let mut process = Server::start(name, command, place)?;
-    let until = Instant::now() + UP_WITHIN;
-    while !socket.exists() {
-        process.check()?;
-        ensure!(Instant::now() < until, "{name} has no socket within {UP_WITHIN:?}");
-        std::thread::sleep(Duration::from_millis(5));
+    /// Returns the ids of all processes with their descendants.
+    pub(super) fn pids(&self) -> anyhow::Result<Vec<u32>> {
+        let all = processes()?;
+        Ok(self.processes.iter().flat_map(|process| tree_of(process.pid(), &all)).collect())
     }
-    Ok(process)
 }
