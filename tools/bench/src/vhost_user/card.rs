@@ -104,7 +104,7 @@ impl Frames {
 }
 
 /// Returns `true` for frames that are longer than the MTU allows.
-fn is_super(size: u32) -> bool {
+pub(super) fn is_super(size: u32) -> bool {
     size > FRAME_PLAIN
 }
 
