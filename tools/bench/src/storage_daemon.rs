@@ -48,7 +48,7 @@ mod tests {
 
     fn words(format: ImageFormat) -> Vec<String> {
         let file = Path::new("/a,b");
-        let image = DaemonImage { file, format, cache: CacheMode::default(), aio: "threads" };
+        let image = DaemonImage { file, format, cache: CacheMode::WriteBack, aio: "threads" };
         let command = image.command();
         command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
     }

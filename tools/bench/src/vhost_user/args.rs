@@ -20,9 +20,10 @@ with other content fails the benchmark (exit status 1). docs/perf/howto.md expla
 
 const NET_NOTES: &str = "\
 No virtual machine: the front-end is this process, with the vrings of two machines as QEMU has them.
-The near machine hands memory over by the way of the row, the far one trusts the backend. Both are on one
-switch, or on two ports of testpmd. Each way starts new processes. Every byte is checked; a packet that is
-lost or damaged fails the benchmark (exit status 1). docs/perf/howto.md explains the columns.";
+The near machine hands memory over by the way of the row, the far one trusts the backend. Both are
+on one switch, or on two ports of testpmd. Each way starts new processes. Every byte is checked; a
+packet that is lost or damaged fails the benchmark (exit status 1). docs/perf/howto.md explains
+the columns.";
 
 /// Devices of virtual machines: memory that is lent, behind a shield, and trusted, beside other programs
 #[derive(Debug, Args)]

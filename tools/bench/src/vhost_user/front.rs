@@ -1,5 +1,6 @@
 //! Parts that the front-ends of all kinds of devices share: their memory, notifications, and the result of a run.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -74,8 +75,21 @@ pub(super) fn frontend(socket: &Path, shape: FrontShape) -> anyhow::Result<Front
     if !shape.has_mark {
         front.other_files.push(memfd(MACHINE)?);
     }
-    front.connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
-    Ok(front)
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match front.connect(socket) {
+            Ok(()) => return Ok(front),
+            // The file of a socket exists a moment before the server listens.
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("connecting to {}", socket.display()));
+            }
+        }
+    }
 }
 
 /// Publishes the chains of a vring, and notifies the device if it wants that.

@@ -28,6 +28,8 @@ use crate::perf::{self, PerfStat, SYSCALLS};
 
 /// Warm-up of a run.
 const WARM_UP: Duration = Duration::from_millis(300);
+/// Pause behind the warm-up: the device sleeps, so its first request has a notification.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Time in which system calls are counted, behind the measured time: the count makes each of them slower.
 const COUNTED: Duration = Duration::from_millis(300);
 
@@ -139,6 +141,7 @@ impl<W: Workload> DeviceCase<W> {
         let sockets = self.work.start(self.program, self.way, servers)?;
         let mut front = self.work.connect(self.program, self.way, &sockets)?;
         front.work(WARM_UP)?;
+        std::thread::sleep(PAUSE);
         let before = servers.cpu_ns()?;
         let worked = front.work(self.seconds)?;
         let served_ns = servers.cpu_ns()?.saturating_sub(before);

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::args::{CardPeer, Flow, NetArgs, Way};
-use super::card::{Card, CardFront, Machine};
+use super::card::{Card, CardFront, Machine, is_super};
 use super::report::{CostNames, Row, figure, names, with_costs};
 use super::servers::Servers;
 use super::{DeviceRun, Program, Skipped, Workload, measure};
@@ -24,6 +24,8 @@ const NEAR: Machine = Machine { mac: [0x52, 0x54, 0, 0, 0, 1], ip: [10, 0, 0, 1]
 const FAR: Machine = Machine { mac: [0x52, 0x54, 0, 0, 0, 2], ip: [10, 0, 0, 2] };
 /// Name of the switch, in a runtime directory of its own.
 const SWITCH: &str = "bench";
+/// Reason for which testpmd has no rows of super-packets: with DPDK 22.11 they do not pass the check.
+const CHANGED: &str = "super-packets arrive changed through testpmd";
 /// Memory of testpmd in MiB, with its packets.
 const MEMORY: &str = "128";
 const BUFFERS: &str = "--total-num-mbufs=16384";
@@ -76,6 +78,9 @@ impl Workload for CardWork {
             if !is_installed() {
                 return Err(Skipped(MISSING.to_owned()).into());
             }
+            if is_super(self.size) {
+                return Err(Skipped(CHANGED.to_owned()).into());
+            }
             let sockets = CardSockets { near, far };
             let command = testpmd(&sockets)?;
             servers.start(TESTPMD, command, &[&sockets.near, &sockets.far])?;
@@ -126,11 +131,7 @@ fn testpmd(sockets: &CardSockets) -> anyhow::Result<Command> {
     command.args(["--lcores", &format!("0@{},1@{}", at(0), at(1)), "-m", MEMORY]);
     command.args(["--no-huge", "--no-shconf", "--no-pci", "--no-telemetry", "--iova-mode=va"]);
     for (number, socket) in [&sockets.near, &sockets.far].into_iter().enumerate() {
-        // Without the older meaning of its flags, a super-packet would lose its marks between the ports.
-        let device = format!(
-            "net_vhost{number},iface={},queues=1,tso=1,legacy-ol-flags=1",
-            socket.display()
-        );
+        let device = format!("net_vhost{number},iface={},queues=1", socket.display());
         command.arg("--vdev").arg(device);
     }
     command.args(["--", "--forward-mode=io", "--nb-cores=1", BUFFERS, "--disable-link-check"]);
