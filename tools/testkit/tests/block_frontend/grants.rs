@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use ringfence_access::Mode;
 use ringfence_block::blkback::{BlkbackOptions, PersistentLimits};
 use ringfence_platform::{Access, Granter, Gref, Platform};
+use ringfence_sys::pressure::Share;
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::whole;
 use ringfence_wire::blkif::{Operation, SegmentRange, Status};
@@ -116,14 +117,18 @@ fn penalty_close_of_device_unmaps_every_page() {
 }
 
 #[test]
-fn xsa_396_persistent_page_is_in_use_until_shrink() {
+fn xsa_396_persistent_page_is_in_use_until_memory_pressure_evicts_it() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
-    let page = front.lend(Access::ReadWrite, 1);
-    let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
-    assert_eq!(front.ask(&slot), Status::Okay);
-    let page = front.granter.take_back(page).unwrap_err().lease;
-    stage.vbds[front.vbd].served().unwrap().shrink();
+    // A sixteenth of the limit leaves 66 pages.
+    let mut pages: Vec<_> = (0..67).map(|_| front.lend(Access::ReadWrite, 1)).collect();
+    for page in &pages {
+        let slot = front.direct(Operation::Read, 1, 0, &[whole(page)]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+    }
+    let page = front.granter.take_back(pages.remove(0)).unwrap_err().lease;
+    let share = (0..4).fold(Share::WHOLE, |share, _| share.halved());
+    stage.vbds[front.vbd].set_share(share);
     let begun = Instant::now();
     let mut page = Some(page);
     while let Some(lease) = page.take() {
