@@ -18,7 +18,6 @@
 //! When the frontend reads the response, the backend has no access to the page any more.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_memory::LentSlice;
@@ -128,34 +127,37 @@ impl Default for StagingLimits {
 /// Limit of staged pages over several vifs. Each page is a mapping, and the number of mappings of a
 /// process is limited.
 #[derive(Debug)]
-pub struct StagingPool {
-    used: Mutex<u32>,
-    limit: AtomicU32,
+pub struct StagingPool(Mutex<PoolState>);
+
+#[derive(Debug)]
+struct PoolState {
+    used: u32,
+    limit: u32,
 }
 
 impl StagingPool {
     /// Makes an empty pool for `limit` pages.
     pub fn new(limit: u32) -> Arc<StagingPool> {
-        Arc::new(StagingPool { used: Mutex::new(0), limit: AtomicU32::new(limit) })
+        Arc::new(StagingPool(Mutex::new(PoolState { used: 0, limit })))
     }
 
     /// Sets the maximum number of pages. Pages that are staged beyond it stay, because only the frontend removes them.
     pub fn set_limit(&self, limit: u32) {
-        self.limit.store(limit, Ordering::Relaxed);
+        self.state().limit = limit;
     }
 
     /// Returns the maximum number of pages.
     pub fn limit(&self) -> u32 {
-        self.limit.load(Ordering::Relaxed)
+        self.state().limit
     }
 
     /// Returns the number of pages that are staged.
     pub fn used(&self) -> u32 {
-        *self.count()
+        self.state().used
     }
 
-    fn count(&self) -> MutexGuard<'_, u32> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -240,13 +242,13 @@ impl StagingLedger {
 
     fn reserve(&self, pages: u32) {
         for pool in &self.pools {
-            *pool.count() += pages;
+            pool.state().used += pages;
         }
     }
 
     fn release(&self, pages: u32) {
         for pool in &self.pools {
-            *pool.count() -= pages;
+            pool.state().used -= pages;
         }
     }
 

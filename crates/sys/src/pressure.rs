@@ -5,7 +5,7 @@
 //! when tasks stalled for longer than a threshold within an interval. Without a capability the
 //! interval must be a multiple of two seconds. The triggers are opened before the sandbox closes.
 //!
-//! Each report halves the share, [`HALVINGS_MAX`] times at most. After two intervals without a report it doubles, until it is
+//! Each report halves the share, `HALVINGS_MAX` times at most. After two intervals without a report it doubles, until it is
 //! whole again: it falls at once and rises slowly, so that a pool does not swing with its own effect on the system. Each pool
 //! has a number of pages of its own below which it does not go ([`Share::of`]).
 

@@ -7,7 +7,7 @@
 //!
 //! The host reports a listening socket as long as connections wait at it. So a port accepts one connection after a report,
 //! which costs one call, and twice as many after each report in a row. It is not reported while it pauses: until the relays
-//! have sockets again or the link has room, or for [`RETRY_AFTER`] after a failure such as a lack of descriptors.
+//! have sockets again or the link has room, or for `RETRY_AFTER` after a failure such as a lack of descriptors.
 
 use core::net::SocketAddr;
 use core::time::Duration;

@@ -20,7 +20,7 @@ use crate::report::Outcome;
 const USES: [&[&str]; 4] =
     [&["--version"], &["run", "--", "ip", "addr"], &["demo"], &["completions", "bash"]];
 
-/// Runs the part.
+/// Installs the program, and uses it.
 pub(super) fn run(context: &Context) -> anyhow::Result<Ended> {
     let folder = context.target.join("install");
     if folder.exists() {

@@ -230,15 +230,19 @@ impl TcpConnection {
         let bytes = bounded(bytes, u32::MAX);
         self.bytes.to_guest += u64::from((from + bytes).since(self.snd_max).unwrap_or(0));
         self.record_sent(from, bytes, context.now);
-        // Later data and the end raise an event, but the end may already have done so.
         if is_short && from == self.snd_nxt - bytes {
-            if is_ended {
-                self.fin = Some(self.snd_nxt);
-            }
-            self.flags.readable =
-                self.flags.read_closed && !is_ended || self.urgent == Urgent::Ahead;
+            self.note_all_sent(is_ended);
         }
         ControlFlow::Continue(bytes)
+    }
+
+    /// Notes that the guest has all that the socket had. `is_ended` says that its end follows.
+    fn note_all_sent(&mut self, is_ended: bool) {
+        if is_ended {
+            self.fin = Some(self.snd_nxt);
+        }
+        // Later data and the end raise an event, but the end may already have done so.
+        self.flags.readable = self.flags.read_closed && !is_ended || self.urgent == Urgent::Ahead;
     }
 
     /// Copies bytes for the guest from `offset` on: of the socket, or of the local stream.

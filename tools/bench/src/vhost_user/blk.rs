@@ -10,14 +10,14 @@ use ringfence_wire::virtio_blk::SECTOR;
 
 use super::args::{BlkArgs, DiskPeer, Way};
 use super::disk::{DISK, DiskFront, Requests, stamp};
+use super::measure::{DeviceRun, Program, Workload, measure};
 use super::report::{CostNames, Row, figure, names, with_costs};
 use super::servers::Servers;
-use super::{DeviceRun, Program, Workload, measure};
 use crate::block::args::ImageFormat;
 use crate::harness::{Layout, left, right};
 use crate::storage_daemon::{DaemonImage, quoted};
 
-/// Runs the benchmark.
+/// Runs the benchmark of a disk.
 pub(super) fn run(args: &BlkArgs) -> anyhow::Result<()> {
     let file = DiskFile::new(args.file.as_deref())?;
     let mut works = Vec::new();

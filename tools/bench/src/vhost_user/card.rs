@@ -23,9 +23,9 @@ use ringfence_vhost_user::testing::{FrontShape, Frontend};
 use ringfence_wire::vhost_user::number;
 use ringfence_wire::virtio::feature;
 
-use super::Skipped;
 use super::args::Way;
 use super::front::{FrontEnd, Stopwatch, Worked, frontend, kick, wait};
+use super::measure::Skipped;
 use crate::packet::{Bad, Checker, Reading, Template};
 
 /// Longest frame that is no super-packet.
@@ -40,7 +40,7 @@ const FEATURES: u64 =
     feature::MRG_RXBUF | feature::INDIRECT | feature::EVENT_IDX | feature::VERSION_1;
 const SUPER_FEATURES: u64 =
     feature::CSUM | feature::GUEST_CSUM | feature::HOST_TSO4 | feature::GUEST_TSO4;
-/// Bytes of headers.
+/// Length of the Ethernet header in bytes.
 const ETHERNET: u16 = 14;
 const IPV4: u16 = 20;
 const TCP: u16 = 20;
@@ -162,7 +162,7 @@ fn connect(card: Card<'_>, buffers: usize, size: u32) -> anyhow::Result<Frontend
     Ok(front)
 }
 
-/// Machine that sends.
+/// Front-end of the machine that sends.
 struct Sender {
     front: Frontend,
     frames: Frames,
@@ -232,7 +232,7 @@ fn buffer_bytes(size: u32) -> usize {
     if is_super(size) { PAGE_SIZE } else { PAGE_SIZE / 2 }
 }
 
-/// Machine that receives.
+/// Front-end of the machine that receives.
 struct Receiver {
     front: Frontend,
     /// Memory to copy to, if buffers are in a pool.
@@ -322,7 +322,7 @@ impl Receiver {
     }
 }
 
-/// Both machines.
+/// Front-ends of both machines.
 pub(super) struct CardFront {
     sender: Sender,
     receiver: Receiver,

@@ -13,9 +13,9 @@ use std::process::Command;
 
 use super::args::{CardPeer, Flow, NetArgs, Way};
 use super::card::{Card, CardFront, Machine, is_super};
+use super::measure::{DeviceRun, Program, Skipped, Workload, measure};
 use super::report::{CostNames, Row, figure, names, with_costs};
 use super::servers::Servers;
-use super::{DeviceRun, Program, Skipped, Workload, measure};
 use crate::affinity::allowed;
 use crate::harness::{Layout, left, right};
 use crate::peers::{MISSING, TESTPMD, is_installed};
@@ -30,7 +30,7 @@ const CHANGED: &str = "super-packets arrive changed through testpmd";
 const MEMORY: &str = "128";
 const BUFFERS: &str = "--total-num-mbufs=16384";
 
-/// Runs the benchmark.
+/// Runs the benchmark of a network card.
 pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     let mut works = Vec::new();
     for &direction in &args.directions {

@@ -1,7 +1,7 @@
 //! Columns that the reports of all kinds of devices have.
 
 use super::args::Way;
-use super::{DeviceCase, DeviceRun, Program, Workload};
+use super::measure::{DeviceCase, DeviceRun, Program, Workload};
 use crate::harness::{Layout, Summary, Value, left, right};
 
 /// Runs of a case, and those of Ringfence with all memory.
