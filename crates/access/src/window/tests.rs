@@ -298,3 +298,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn window_under_pressure_keeps_half_a_ring_first_and_three_packets_at_least() {
+    let mut share = Share::WHOLE;
+    let kept = [(); 4].map(|()| {
+        let kept = pages_under_pressure(share, 1024);
+        share = share.halved();
+        kept
+    });
+    assert_eq!(kept, [1024, 128, 64, 64]);
+    // A window below the minimum stays as it is.
+    assert_eq!(pages_under_pressure(share, 20), 20);
+}
