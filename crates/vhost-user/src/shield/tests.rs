@@ -282,7 +282,7 @@ fn chains_wait_while_the_pool_is_full_and_none_is_lost() {
     let mut rig = Rig::new(ALL, ALL, POOL_MIN).unwrap();
     // A half of the part for data each. The reserve is too short for one.
     let len = 200 << 10;
-    for token in 0..4 {
+    for token in 0..6 {
         push(&mut rig, 0, &[(len, Read), (1, Write)], token);
     }
     let mut seen = Vec::new();
@@ -304,11 +304,11 @@ fn chains_wait_while_the_pool_is_full_and_none_is_lost() {
         while let Some(used) = rig.driver().pop().unwrap() {
             seen.push(used.token);
         }
-        if seen.len() == 4 {
+        if seen.len() == 6 {
             break;
         }
     }
-    assert_eq!(seen, [0, 1, 2, 3]);
+    assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
 }
 
 #[test]
