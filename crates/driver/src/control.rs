@@ -37,7 +37,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_platform::Platform;
-use ringfence_sys::poll::wait_any;
 use ringfence_sys::pressure::{PressureMonitor, Share};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind};
@@ -92,7 +91,7 @@ impl<P: Platform, D: DriverDomain> Control<P, D> {
     /// Returns the next time at which the loop has work without an event.
     fn deadline(&self) -> Option<Instant> {
         let deadlines = [self.devices.deadline(), self.backends.domain.deadline()];
-        deadlines.into_iter().chain([self.pressure.due()]).flatten().min()
+        deadlines.into_iter().flatten().min()
     }
 
     /// Blocks until something happens, or until `until`. Notes the control rings that have requests, and adapts the pools to
@@ -109,18 +108,11 @@ impl<P: Platform, D: DriverDomain> Control<P, D> {
         let (devices, controls): (Vec<_>, Vec<_>) = vifs.controls().unzip();
         sources.extend(controls);
         let readable = sources.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let mut fds: Vec<_> = readable.collect();
-        let triggers = fds.len();
-        let trigger_fds = self.pressure.wait_fds();
-        fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
-        wait_any(&mut fds, until)?;
-        let pressure: Vec<_> = fds.split_off(triggers).iter().map(PollFd::revents).collect();
-        let ready = devices.into_iter().zip(&fds[first..]);
-        let ready = ready.filter(|(_, fd)| !fd.revents().is_empty()).map(|(device, _)| device);
-        let ready: Vec<_> = ready.collect();
-        drop(fds);
+        let (events, share) = self.pressure.wait(readable.collect(), until)?;
+        let ready = devices.into_iter().zip(&events[first..]);
+        let ready = ready.filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
         self.controls.extend(ready);
-        if let Some(share) = self.pressure.adapt(pressure.into_iter()) {
+        if let Some(share) = share {
             self.backends.set_share(share);
         }
         Ok(())

@@ -36,8 +36,7 @@ use ringfence_driver::switchboard::{FromFrontend, FrontendConfig, FrontendLevels
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
-use ringfence_sys::poll::wait_any;
-use ringfence_sys::pressure::PressureMonitor;
+use ringfence_sys::pressure::{PressureMonitor, Share};
 
 use crate::link::{Link, LinkError, LinkEvent};
 use disks::Disks;
@@ -148,7 +147,9 @@ pub(crate) fn serve(
     // Arenas are opened again through /proc, which the sandbox does not have.
     let vif = if has_vif { Some(make_vif(&platform, config)?) } else { None };
     let has_windows = config.windows || config.disks.iter().any(|disk| disk.windows);
-    let monitor = (has_windows || !config.disks.is_empty()).then(PressureMonitor::open);
+    let has_pools = has_windows || !config.disks.is_empty();
+    let monitor =
+        if has_pools { PressureMonitor::open() } else { PressureMonitor::without_triggers() };
     let window_pages = WindowSizes::for_queues(config.queues).pages;
     let revocation = revocation(config);
     let disks = Disks::new(&platform, &config.disks, revocation, parts.disks)?;
@@ -156,12 +157,12 @@ pub(crate) fn serve(
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(parts.guest);
     expected.extend(vif.iter().flat_map(VifFrontend::descriptors));
-    expected.extend(monitor.iter().flat_map(PressureMonitor::descriptors));
+    expected.extend(monitor.descriptors());
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(parts.kind, &expected)?;
     ringfence_hostnet::log::to_stderr(parts.is_verbose);
     // Without a window an idle pool has a few megabytes at most.
-    if let Some(why) = monitor.as_ref().filter(|_| has_windows).and_then(PressureMonitor::errors) {
+    if let Some(why) = monitor.errors().filter(|_| has_windows) {
         tracing::warn!("{why}");
     }
     let guest = (parts.ports)(platform.counters())?;
@@ -249,8 +250,8 @@ struct Frontend {
     /// Counters of the ports at the guest's end.
     counters: Vec<Arc<PortCounters>>,
     was_up: bool,
-    /// Present if the frontend has disks or grant windows.
-    monitor: Option<PressureMonitor>,
+    /// Without triggers if the frontend has neither disks nor grant windows.
+    monitor: PressureMonitor,
     /// Size of the grant windows of the vif's queues in pages, without memory pressure.
     window_pages: u32,
 }
@@ -268,7 +269,8 @@ impl Frontend {
             Some(vif) => Network::Link(Link::start(platform, vif, guest)?),
             None => Network::None(platform),
         };
-        Ok(Frontend { network, disks, counters, was_up: false, monitor: None, window_pages: 0 })
+        let monitor = PressureMonitor::without_triggers();
+        Ok(Frontend { network, disks, counters, was_up: false, monitor, window_pages: 0 })
     }
 
     /// Serves until the launcher closes the channel.
@@ -279,26 +281,22 @@ impl Frontend {
             self.report(channel)?;
             // A request may have read store events, for which no poll returns any more.
             more |= self.drain(channel)?;
-            let due = self.monitor.as_ref().and_then(PressureMonitor::due);
-            let until = if more { Some(Instant::now()) } else { due };
+            let until = more.then(Instant::now);
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.network.link().into_iter().flat_map(Link::wait_fds));
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            let triggers = fds.len();
-            let trigger_fds = self.monitor.iter().flat_map(PressureMonitor::wait_fds);
-            fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
-            wait_any(&mut fds, until)?;
-            let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
-            let is_asked = !fds[0].revents().is_empty();
-            drop(fds);
+            let (events, share) = self.monitor.wait(fds, until)?;
+            let is_asked = !events[0].is_empty();
             if is_asked && !self.answer(channel)? {
                 // The launcher is gone. Close the devices in order.
                 self.disks.close()?;
                 self.network.link_mut().map_or(Ok(()), Link::close)?;
                 return Ok(());
             }
-            self.adapt_pools(pressure);
+            if let Some(share) = share {
+                self.set_share(share);
+            }
         }
     }
 
@@ -322,15 +320,12 @@ impl Frontend {
         }
     }
 
-    /// Shrinks or grows the pools of lent pages by the system's memory pressure.
-    fn adapt_pools(&mut self, pressure: Vec<PollFlags>) {
-        let share = self.monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
-        if let Some(share) = share {
-            if let Some(link) = self.network.link_mut() {
-                link.set_share(share, self.window_pages);
-            }
-            self.disks.set_share(share);
+    /// Shrinks or grows the pools of lent pages.
+    fn set_share(&mut self, share: Share) {
+        if let Some(link) = self.network.link_mut() {
+            link.set_share(share, self.window_pages);
         }
+        self.disks.set_share(share);
     }
 
     /// Handles pending events. Returns `true` if there was one.

@@ -13,10 +13,12 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::poll::wait_any;
 
 /// Reports a stall of 100 ms in 2 s.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
@@ -100,7 +102,6 @@ pub struct PressureMonitor {
     /// Errors of all triggers, if none could be opened.
     errors: Option<String>,
     course: Course,
-    reports: u64,
 }
 
 impl PressureMonitor {
@@ -123,8 +124,9 @@ impl PressureMonitor {
                 Err(error) => errors.push(format!("{path}: {error}")),
             }
         }
-        let errors = triggers.is_empty().then(|| errors.join("; "));
-        PressureMonitor { triggers, errors, course: Course::default(), reports: 0 }
+        let none_opened = triggers.is_empty() && !paths.is_empty();
+        let errors = none_opened.then(|| errors.join("; "));
+        PressureMonitor { triggers, errors, course: Course::default() }
     }
 
     /// Returns the reason for which pools do not shrink by themselves. For the log, which is opened
@@ -139,36 +141,34 @@ impl PressureMonitor {
         self.triggers.iter().map(AsRawFd::as_raw_fd)
     }
 
-    /// Iterates over the descriptors to poll for priority data.
-    pub fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.triggers.iter().map(AsFd::as_fd)
+    /// Blocks until one of `fds` is ready, memory pressure is reported, the share may rise, or `until`. Returns the events of
+    /// `fds` in their order, and the share of each pool if it changed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`wait_any`].
+    pub fn wait(
+        &mut self,
+        fds: Vec<PollFd<'_>>,
+        until: Option<Instant>,
+    ) -> io::Result<(Vec<PollFlags>, Option<Share>)> {
+        let others = fds.len();
+        let triggers = self.triggers.iter().map(|file| PollFd::new(file, PollFlags::PRI));
+        let mut all: Vec<_> = fds.into_iter().chain(triggers).collect();
+        wait_any(&mut all, until.into_iter().chain(self.course.due()).min())?;
+        let mut events: Vec<_> = all.iter().map(PollFd::revents).collect();
+        let share = self.adapt(events.drain(others..));
+        Ok((events, share))
     }
 
-    /// Returns the time at which [`PressureMonitor::adapt`] may raise the share.
-    pub fn due(&self) -> Option<Instant> {
-        self.course.due()
-    }
-
-    /// Returns the share of the present.
-    pub fn share(&self) -> Share {
-        self.course.share
-    }
-
-    /// Returns the number of reports of pressure so far.
-    pub fn reports(&self) -> u64 {
-        self.reports
-    }
-
-    /// Handles the results of a poll of [`PressureMonitor::wait_fds`], also of one without any. Returns the share of each pool
-    /// after a report, and after an increase.
-    pub fn adapt(&mut self, polled: impl Iterator<Item = PollFlags>) -> Option<Share> {
+    /// Handles the events of the triggers.
+    fn adapt(&mut self, polled: impl Iterator<Item = PollFlags>) -> Option<Share> {
         let any = polled.fold(PollFlags::empty(), |all, flags| all | flags);
         if any.contains(PollFlags::ERR) {
             // A control group is gone.
             self.triggers.clear();
             None
         } else if any.contains(PollFlags::PRI) {
-            self.reports += 1;
             Some(self.course.pressed(Instant::now()))
         } else {
             self.course.relaxed(Instant::now())
@@ -227,10 +227,25 @@ mod tests {
         let why = monitor.errors().unwrap();
         assert!(why.contains("/nonexistent/one: No such file"), "{why}");
         assert!(why.contains("; /nonexistent/two: No such file"), "{why}");
-        assert_eq!(monitor.wait_fds().count(), 0);
+        assert_eq!(monitor.descriptors().count(), 0);
         assert_eq!(monitor.adapt([PollFlags::PRI].into_iter()), Some(Share::WHOLE.halved()));
-        assert_eq!((monitor.share(), monitor.reports()), (Share::WHOLE.halved(), 1));
         assert_eq!(monitor.adapt([PollFlags::empty()].into_iter()), None);
+    }
+
+    #[test]
+    fn wait_returns_the_events_of_other_files_and_the_share_that_is_due() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (silent, _held) = rustix::pipe::pipe().unwrap();
+        let mut monitor = PressureMonitor::without_triggers();
+        assert_eq!(monitor.errors(), None);
+        rustix::io::write(&writer, b"x").unwrap();
+        let fds = || [&silent, &reader].map(|fd| PollFd::new(fd, PollFlags::IN)).to_vec();
+        let events = vec![PollFlags::empty(), PollFlags::IN];
+        assert_eq!(monitor.wait(fds(), None).unwrap(), (events.clone(), None));
+
+        let long_ago = Instant::now().checked_sub(3 * INTERVAL).unwrap();
+        monitor.course.pressed(long_ago);
+        assert_eq!(monitor.wait(fds(), None).unwrap(), (events, Some(Share::WHOLE)));
     }
 
     #[test]
@@ -238,10 +253,10 @@ mod tests {
         let files = [tempfile::NamedTempFile::new().unwrap()];
         let paths = files.each_ref().map(|file| file.path().display().to_string());
         let mut monitor = PressureMonitor::with_paths(&paths);
-        assert_eq!(monitor.wait_fds().count(), 1);
+        assert_eq!(monitor.descriptors().count(), 1);
         let failed = PollFlags::PRI | PollFlags::ERR;
         assert_eq!(monitor.adapt([failed].into_iter()), None);
-        assert_eq!((monitor.wait_fds().count(), monitor.due()), (0, None));
+        assert_eq!((monitor.descriptors().count(), monitor.course.due()), (0, None));
     }
 
     #[test]

@@ -46,7 +46,6 @@ use ringfence_hostnet::netlink::{LinkChange, Netlink};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
-use ringfence_sys::poll::wait_any;
 use ringfence_sys::pressure::PressureMonitor;
 
 /// Time that the backend has to disconnect.
@@ -180,7 +179,8 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut sizes = WindowSizes::for_queues(args.queues);
     sizes.policy.churn = args.window_churn;
     // Its files cannot be opened any more once the view of the file system is fixed.
-    let monitor = args.windows.then(PressureMonitor::open);
+    let monitor =
+        if args.windows { PressureMonitor::open() } else { PressureMonitor::without_triggers() };
     // The interface exists. No later step needs a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
@@ -189,7 +189,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .with_offloads(args.offload)
         .with_queues(args.queues)
         .with_staging(args.staging.unwrap_or_default());
-    if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
+    if let Some(why) = monitor.errors() {
         tracing::warn!("{why}");
     }
     let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
@@ -247,7 +247,7 @@ fn serve<P: Platform>(
     link: &mut Link<P>,
     signals: &Signals,
     name: &str,
-    (mut monitor, window_pages): (Option<PressureMonitor>, u32),
+    (mut monitor, window_pages): (PressureMonitor, u32),
 ) -> Result<(), AttachError> {
     let mut was_up = false;
     // A backend may connect and disconnect without limit.
@@ -280,17 +280,9 @@ fn serve<P: Platform>(
                 }
             }
         }
-        let due = monitor.as_ref().and_then(PressureMonitor::due);
         let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         fds.extend(link.wait_fds());
-        let triggers = fds.len();
-        let trigger_fds = monitor.iter().flat_map(PressureMonitor::wait_fds);
-        fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
-        wait_any(&mut fds, if any { Some(Instant::now()) } else { due })?;
-        let pressure: Vec<PollFlags> =
-            fds.split_off(triggers).iter().map(PollFd::revents).collect();
-        drop(fds);
-        let share = monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
+        let (_, share) = monitor.wait(fds, any.then(Instant::now))?;
         if let Some(share) = share {
             link.set_share(share, window_pages);
         }
