@@ -15,6 +15,7 @@ use taskkit::tools;
 use crate::built::{self, PROFILE, Program};
 use crate::context::{Ended, test_outcome};
 use crate::packages::{PRODUCT, integration_tests};
+use crate::test_program;
 
 /// User id and group id of the ordinary user: `nobody` on most systems, which owns no files.
 const ORDINARY: u32 = 65534;
@@ -65,22 +66,22 @@ pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
     match &args.random {
         None => suite(root, &args.only),
         Some(Kind::Random { minutes, seed, families, program }) => {
-            let test = ["test", "--release", "--package", "ringfence", "--test", RANDOM];
-            let mut test = Cmd::cargo().args(test);
-            test = test.env("RINGFENCE_ATTACK_MINUTES", minutes.to_string());
-            test = test.env("RINGFENCE_TEST_REQUIRE", "1");
+            let mut variables = vec![
+                ("RINGFENCE_ATTACK_MINUTES", minutes.to_string().into()),
+                ("RINGFENCE_TEST_REQUIRE", "1".into()),
+            ];
             if let Some(seed) = seed {
-                test = test.env("RINGFENCE_ATTACK_SEED", seed.to_string());
+                variables.push(("RINGFENCE_ATTACK_SEED", seed.to_string().into()));
             }
             if !families.is_empty() {
-                test = test.env("RINGFENCE_ATTACK_FAMILIES", families.join(","));
+                variables.push(("RINGFENCE_ATTACK_FAMILIES", families.join(",").into()));
             }
             if let Some(program) = program {
                 let program = std::path::absolute(program)?;
                 anyhow::ensure!(program.is_file(), "{} is no file", program.display());
-                test = test.env("RINGFENCE_ATTACK_PROGRAM", program);
+                variables.push(("RINGFENCE_ATTACK_PROGRAM", program.into()));
             }
-            Ok(test.run(root)?)
+            test_program::run(root, ("ringfence", RANDOM), &[], &variables)
         }
     }
 }

@@ -38,6 +38,7 @@ mod report;
 mod run;
 mod soak;
 mod steps;
+mod test_program;
 mod tidy;
 
 use std::path::{Path, PathBuf};

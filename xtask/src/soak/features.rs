@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use taskkit::exec::Cmd;
+use crate::test_program;
 
 /// Runs the test `features` of crates/net in each mode.
 pub(super) fn run(root: &Path) -> anyhow::Result<bool> {
-    let test = ["test", "--release", "--package", "ringfence-net", "--test", "features"];
-    let test = Cmd::cargo().args(test).args(["--", "--nocapture", "--include-ignored"]);
-    let test = test.env("RINGFENCE_TEST_EACH_MODE", "1").env("RINGFENCE_TEST_REQUIRE", "1");
-    Ok(test.run(root)?)
+    let arguments = ["--nocapture", "--include-ignored"];
+    let variables =
+        [("RINGFENCE_TEST_EACH_MODE", "1".into()), ("RINGFENCE_TEST_REQUIRE", "1".into())];
+    test_program::run(root, ("net", "features"), &arguments, &variables)
 }

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use taskkit::exec::Cmd;
+use crate::test_program;
 
 /// Runs the test `soak` of `network` for `minutes`.
 pub(super) fn run(root: &Path, minutes: u32) -> anyhow::Result<bool> {
-    let test = ["test", "--release", "--package", "ringfence", "--test", "network"];
-    let test = Cmd::cargo().args(test).args(["--", "soak::", "--nocapture", "--ignored"]);
-    let minutes = minutes.to_string();
-    let test = test.env("RINGFENCE_SOAK_MINUTES", &minutes).env("RINGFENCE_TEST_REQUIRE", "1");
-    Ok(test.run(root)?)
+    let arguments = ["soak::", "--nocapture", "--ignored"];
+    let variables = [
+        ("RINGFENCE_SOAK_MINUTES", minutes.to_string().into()),
+        ("RINGFENCE_TEST_REQUIRE", "1".into()),
+    ];
+    test_program::run(root, ("ringfence", "network"), &arguments, &variables)
 }

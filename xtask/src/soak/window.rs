@@ -2,13 +2,11 @@
 
 use std::path::Path;
 
-use taskkit::exec::Cmd;
+use crate::test_program;
 
 /// Runs the test `window_peer` of tools/testkit with `rounds` rounds.
 pub(super) fn run(root: &Path, rounds: u64) -> anyhow::Result<bool> {
-    let test = ["test", "--release", "--package", "ringfence-testkit", "--test", "window_peer"];
-    let test =
-        Cmd::cargo().args(test).args(["--", "--nocapture", "--include-ignored", "nothing_is_used"]);
-    let test = test.env("RINGFENCE_SOAK_ROUNDS", rounds.to_string());
-    Ok(test.run(root)?)
+    let arguments = ["nothing_is_used", "--nocapture", "--include-ignored"];
+    let variables = [("RINGFENCE_SOAK_ROUNDS", rounds.to_string().into())];
+    test_program::run(root, ("testkit", "window_peer"), &arguments, &variables)
 }
