@@ -13,7 +13,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -22,11 +22,12 @@ use ringfence_sandbox::ids::OwnIds;
 use ringfence_sandbox::namespace_settings::Obstacle;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use ringfence_sandbox::{
-    Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent, limits,
-    signals,
+    Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent,
+    die_with_parent_of, limits, signals,
 };
 use ringfence_sys::namespaces::{self, Fresh};
 use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::pipe::PipeFlags;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
@@ -237,7 +238,7 @@ fn connect(
     Ok(())
 }
 
-/// Runs the command and waits for its end.
+/// Runs the command and waits for its end. The kernel kills the command with this process, from the command's first moment on.
 fn run(
     command: &[OsString],
     stdin: OwnedFd,
@@ -245,8 +246,12 @@ fn run(
     blocked: &[i32],
 ) -> Result<Ending, NamespaceFailure> {
     let fail = || NamespaceFailure::system("starting the command");
+    let (parent, _held) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+        .map_err(NamespaceFailure::system("a pipe to the command"))?;
+    let number = parent.as_raw_fd();
+    namespaces::set_inheritable(&[number], true).map_err(fail())?;
     let mut starter = Command::new(THIS_PROGRAM);
-    starter.arg0("ringfence").args(["internal", "pasta-command"]);
+    starter.arg0("ringfence").args(["internal", "pasta-command", "--parent", &number.to_string()]);
     starter.args(own_pids.then_some("--own-pids")).arg("--").args(command);
     starter.stdin(Stdio::from(stdin));
     let child = signals::with_blocked(blocked, || starter.spawn()).map_err(fail())?;
@@ -254,12 +259,13 @@ fn run(
     Ok(Ending::from_status(status))
 }
 
-/// Main function of the process that becomes the command. Returns the exit status if it does not.
-pub fn start_command(command: &[OsString], own_pids: bool) -> u8 {
+/// Main function of the process that becomes the command. Returns the exit status if it does not. `parent` is the number of an
+/// inherited pipe, for [`die_with_parent_of`].
+pub fn start_command(command: &[OsString], own_pids: bool, parent: RawFd) -> u8 {
     let shell = [std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())];
     let words = if command.is_empty() { &shell[..] } else { command };
     let Some((program, arguments)) = words.split_first() else { return STATUS_FAILED };
-    if let Err(error) = die_with_parent() {
+    if let Err(error) = namespaces::take_inherited(parent).and_then(die_with_parent_of) {
         eprintln!("pasta: {error}");
         return STATUS_FAILED;
     }

@@ -112,8 +112,8 @@ pub fn internal_main(role: Internal) -> u8 {
         Internal::PastaSession { words } => ringfence_pasta::session_main(&words),
         Internal::PasstSession { words } => ringfence_pasta::passt::session_main(&words),
         Internal::PastaNamespace { words } => ringfence_pasta::namespace::main(&words),
-        Internal::PastaCommand { own_pids, words } => {
-            ringfence_pasta::namespace::start_command(&words, own_pids)
+        Internal::PastaCommand { own_pids, parent, words } => {
+            ringfence_pasta::namespace::start_command(&words, own_pids, parent)
         }
         Internal::DemoPeer { role } => demo::peer::main(&role),
         Internal::GuestInit { command } => ringfence_guest::main(&command),

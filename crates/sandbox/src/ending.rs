@@ -1,5 +1,10 @@
 //! Ends of processes: how one ended, exit statuses, and the end with the parent.
 
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
 
 use super::signals;
@@ -75,13 +80,30 @@ pub const STATUS_CANNOT_EXECUTE: u8 = 126;
 pub const STATUS_NOT_FOUND: u8 = 127;
 
 /// Makes the kernel kill this process when its parent thread ends. A change of credentials clears
-/// the setting, so call this after the last one.
+/// the setting, so call this after the last one. A parent that has ended by then is not noticed: the caller finds its channel
+/// closed, or calls [`die_with_parent_of`].
 ///
 /// # Errors
 ///
 /// Returns the kernel's error; none is expected.
-pub fn die_with_parent() -> std::io::Result<()> {
+pub fn die_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Makes the kernel kill this process when its parent ends, also if the parent ended before this call.
+///
+/// `parent` is the reading end of a pipe whose writing end the parent alone keeps open. The kernel closes a process's files
+/// before it sends death signals, so the pipe is closed if the signal was missed.
+///
+/// # Errors
+///
+/// Returns an error if the parent has ended, and the kernel's error; none is expected.
+pub fn die_with_parent_of(parent: impl AsFd) -> io::Result<()> {
+    die_with_parent()?;
+    if wait_hung_up(parent, Duration::ZERO)? {
+        return Err(io::Error::other("the process that started this one has ended"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

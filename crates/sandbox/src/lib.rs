@@ -67,7 +67,10 @@ pub mod supervisor;
 mod supervisor_process;
 
 pub use channel::{Channel, ChannelError};
-pub use ending::{Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent};
+pub use ending::{
+    Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent,
+    die_with_parent_of,
+};
 pub use spawn::{DomainKind, DomainProcess};
 
 #[cfg(doctest)]

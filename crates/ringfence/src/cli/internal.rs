@@ -54,6 +54,9 @@ pub enum Internal {
         /// Set if it is process 1 of a PID namespace
         #[arg(long)]
         own_pids: bool,
+        /// Number of a pipe that is closed with the process that started this one
+        #[arg(long, value_name = "FD")]
+        parent: i32,
         /// The command and its arguments
         #[arg(last = true)]
         words: Vec<OsString>,

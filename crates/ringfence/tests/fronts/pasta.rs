@@ -7,7 +7,7 @@ use crate::require;
 use crate::support::needs::{Need, PING, skip_what_is_not_installed};
 use crate::support::users::copy_program;
 use crate::support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
-use crate::support::{MOMENT, Running, eventually, write_noise};
+use crate::support::{Lab, MOMENT, Running, eventually, write_noise};
 
 /// Time limit for a complete scenario.
 const LONG: Duration = Duration::from_secs(90);
@@ -213,6 +213,23 @@ fn process_is_connected_by_its_id_until_it_ends() {
 fn is_running(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+}
+
+/// Becomes the command of `pasta` with standard input as the pipe of its parent.
+const AS_COMMAND: &str =
+    "exec \"$0\" internal pasta-command --parent 9 -- echo started 9<&0 </dev/null";
+
+#[test]
+fn command_whose_parent_ended_before_it_was_ready_does_not_start() {
+    let lab = Lab::new();
+    let start = |script: String| lab.spawn(&["bash", "-c", &script, lab.program()]).finish(LONG);
+    // `cat` waits until the other end is closed.
+    let orphan = start(format!("true | {{ cat; {AS_COMMAND}; }}"));
+    assert_eq!((orphan.status, &*orphan.stdout), (Some(125), ""), "{}", orphan.stderr);
+    assert!(orphan.stderr.contains("the process that started this one has ended"));
+    // The shell has the other end itself.
+    let child = start(format!("exec 0<> <(:); {AS_COMMAND}"));
+    assert_eq!((child.status, &*child.stdout), (Some(0), "started\n"), "{}", child.stderr);
 }
 
 #[test]
