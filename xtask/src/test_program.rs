@@ -10,6 +10,10 @@ use crate::context::Context;
 
 /// Builds the integration test `target` of the package in the folder `krate`, and runs it with these arguments and variables.
 /// Returns `false` if a test failed.
+///
+/// # Errors
+///
+/// Returns an error if the arguments select no test: the name of one has changed.
 pub(crate) fn run(
     root: &Path,
     (krate, target): (&str, &str),
@@ -21,6 +25,11 @@ pub(crate) fn run(
     let mut programs = context.built()?.iter();
     let program = programs.find(|program| program.krate == krate && program.target == target);
     let program = program.with_context(|| format!("cargo built no test {krate}/{target}"))?;
+    let listed =
+        Cmd::new(&program.file).args(arguments).args(["--list"]).output(&program.folder)?;
+    let listed = listed.map_err(|message| anyhow::anyhow!("{krate}/{target}: {message}"))?;
+    let selects_tests = listed.lines().any(|line| line.ends_with(": test"));
+    anyhow::ensure!(selects_tests, "{krate}/{target} has no test for {}", arguments.join(" "));
     let command = Cmd::new(&program.file).args(arguments).env("PATH", context.toolbox.path());
     let command = variables.iter().fold(command, |command, (name, value)| command.env(name, value));
     Ok(command.run(&program.folder)?)

@@ -6,7 +6,7 @@ use crate::test_program;
 
 /// Runs the test `window_peer` of tools/testkit with `rounds` rounds.
 pub(super) fn run(root: &Path, rounds: u64) -> anyhow::Result<bool> {
-    let arguments = ["nothing_is_used", "--nocapture", "--include-ignored"];
+    let arguments = ["window_use_racing_revocation", "--nocapture", "--include-ignored"];
     let variables = [("RINGFENCE_SOAK_ROUNDS", rounds.to_string().into())];
     test_program::run(root, ("testkit", "window_peer"), &arguments, &variables)
 }
