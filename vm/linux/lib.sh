@@ -1,5 +1,24 @@
 # Helpers for scenarios on plain Linux.
 
+# A machine that a scenario has rebooted starts it again, with the checks that were made before.
+REBOOTED=
+boot=$(cat /proc/sys/kernel/random/boot_id)
+if mv /share/checks $CHECKS 2>/dev/null; then
+    REBOOTED=yes
+elif [ -e /share/boot ] && [ "$(cat /share/boot)" != "$boot" ]; then
+    not_ok 'the machine is up' 'it has rebooted by itself'
+    exit 1
+fi
+echo "$boot" >/share/boot
+
+# reboot_machine: reboots. The scenario then starts again, and REBOOTED is set.
+reboot_machine() {
+    cp $CHECKS /share/checks
+    sync
+    reboot -f
+    sleep 100000
+}
+
 # on_host ORDER...: has the host of the machine execute an order (host-orders.sh), and prints the output. Returns the status.
 on_host() {
     rm -f /share/order.status
