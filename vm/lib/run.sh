@@ -57,14 +57,18 @@ destroy_domains() {
 
 RESIDENT=$(user_processes | tr '\n' ' ')
 say "up $(uptime_now)"
+touch /share/ended
 while read -r name limit; do
     [ -n "$name" ] || continue
+    # A machine that has rebooted goes on with the scenario that rebooted it.
+    ! grep -qx "$name" /share/ended || continue
     say "begin $name"
-    timeout -s KILL $((limit * PATIENCE)) sh /vm/lib/scenario.sh $name >/share/$name.log 2>&1 </dev/null
+    timeout -s KILL $((limit * PATIENCE)) sh /vm/lib/scenario.sh $name >>/share/$name.log 2>&1 </dev/null
     status=$?
     [ $SUITE = linux ] || destroy_and_inspect
     [ $status -lt 128 ] || say "# killed, at its limit of $((limit * PATIENCE)) s or by something else"
     say "end $name $status"
+    echo "$name" >>/share/ended
     remove_leftovers
 done <<END
 $SCENARIOS

@@ -9,9 +9,10 @@
 set -eu
 transport=$1 ringfence=$2 traffic=$3 share=$4
 shift 4
-beside() { setpriv --pdeathsig KILL -- "$@" & }
+here=$(dirname "$0")
 
-. "$(dirname "$0")/../lib/host-network.sh"
+. "$here/host.sh"
+. "$here/../lib/host-network.sh"
 host_network
 echo '0 0' >/proc/sys/net/ipv4/ping_group_range
 mount -t tmpfs passt /dev/shm
@@ -43,8 +44,7 @@ beside sh -c '
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
 ' "$traffic" "$share"
 
-# Looks for a secret of the machine in the memory of passt, once the machine asks for it.
-beside python3 "$(dirname "$0")/canary.py" "$share" /dev/shm/passt.pid
+serve_orders
 
 start() { "$@" --one-off --socket /dev/shm/passt.socket --pid /dev/shm/passt.pid --log-file "$share/uplink.log" -t 8080:7002 -S test; }
 loopback='--map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80'
@@ -63,65 +63,11 @@ esac
 card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
 if [ $transport = lent-pool ]; then
     card=$card,iommu_platform=on,disable-legacy=on,addr=0x11
-    # A disk of `ringfence vhost-user blk`, which is started again whenever it ends.
-    truncate -s 64M /dev/shm/disk.img
-    beside sh -c '
-        # The disk ends with this loop.
-        while :; do
-            setpriv --pdeathsig KILL -- \
-                "$0" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M 2>>"$1/disk.log" &
-            echo $! >/dev/shm/disk.pid
-            wait $! || true
-        done
-    ' "$ringfence" "$share"
-    # Kills it ten times, once the machine asks for that, each time a second after it was lent the pool. QEMU before 8.2
-    # never connects again if a backend ends before that.
-    beside sh -c '
-        until [ -e "$0/kill-disk" ]; do sleep 0.1; done
-        for n in 1 2 3 4 5 6 7 8 9 10; do
-            until [ "$(grep -c "is lent" "$0/disk.log")" -ge $n ]; do sleep 0.1; done
-            sleep 1
-            kill -KILL "$(cat /dev/shm/disk.pid)"
-        done
-        touch "$0/disk-was-killed"
-    ' "$share"
-    # A disk of qemu-storage-daemon behind `ringfence pool-proxy`. Both are started again whenever they end.
-    truncate -s 64M /dev/shm/foreign.img
-    beside sh -c '
-        while :; do
-            rm -f /dev/shm/foreign.backend
-            setpriv --pdeathsig KILL -- qemu-storage-daemon --blockdev driver=file,node-name=f,filename=/dev/shm/foreign.img \
-                --export type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=/dev/shm/foreign.backend,writable=on \
-                2>>"$0/foreign.log" &
-            echo $! >/dev/shm/foreign.pid
-            wait $! || true
-        done
-    ' "$share"
-    beside sh -c '
-        while :; do
-            setpriv --pdeathsig KILL -- "$0" pool-proxy --listen /dev/shm/foreign.socket --backend /dev/shm/foreign.backend \
-                --pool 64M 2>>"$1/proxy.log" &
-            echo $! >/dev/shm/proxy.pid
-            wait $! || true
-        done
-    ' "$ringfence" "$share"
-    # Kills what the machine names in a file, `foreign` or `proxy`, and removes the file.
-    beside sh -c '
-        while :; do
-            until [ -e "$0/kill" ]; do sleep 0.1; done
-            kill -KILL "$(cat "/dev/shm/$(cat "$0/kill").pid")"
-            rm "$0/kill"
-        done
-    ' "$share"
-    # Looks for the same secret in the memory of qemu-storage-daemon.
-    beside sh -c '
-        until [ -e "$0/scan" ]; do sleep 0.1; done
-        mkdir "$0/foreign"
-        cp "$0/secret" "$0/foreign"
-        touch "$0/foreign/scan"
-        exec python3 "$1" "$0/foreign" /dev/shm/foreign.pid
-    ' "$share" "$(dirname "$0")/canary.py"
-    until [ -e /dev/shm/disk.socket ] && [ -e /dev/shm/foreign.socket ] && [ -e /dev/shm/foreign.backend ]; do sleep 0.1; done
+    truncate -s 64M /dev/shm/disk.img /dev/shm/foreign.img
+    keep disk "$ringfence" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M
+    keep_storage_daemon foreign
+    keep proxy "$ringfence" pool-proxy --listen /dev/shm/foreign.socket --backend /dev/shm/foreign.backend --pool 64M
+    wait_for_files /dev/shm/disk.socket /dev/shm/foreign.socket /dev/shm/foreign.backend
     # The firmware knows no pool, so it must not look for a system there.
     set -- "$@" -boot strict=on -chardev socket,id=disk,path=/dev/shm/disk.socket,reconnect=1 \
         -device vhost-user-blk-pci,chardev=disk,num-queues=2,iommu_platform=on,disable-legacy=on,addr=0x12,vectors=0 \

@@ -30,31 +30,8 @@ check_card() {
     check 'a short MTU' traffic many $server6 7003 10 512
 }
 
-# features_are_negotiated BIT...: succeeds if driver and device use these features.
-features_are_negotiated() {
-    local bit
-    for bit in "$@"; do
-        test "$(cut -c $((bit + 1)) /sys/class/net/eth0/device/features)" = 1 || return
-    done
-}
-
-# scan_passt: fills memory of the machine with a secret, has the host look for it in the memory of passt while data pass, and
-# prints the host's result (canary.py).
+# scan_passt: prints the result of a search for a secret in the memory of passt while data pass.
 scan_passt() {
-    local secret load
-    secret=$(head -c 64 /dev/urandom | sha256sum | cut -c 1-32)
-    mkdir -p /secret
-    mount -t tmpfs secret /secret
-    # Pages in use, and pages that were freed.
-    for file in kept freed; do
-        yes "$secret" | dd of=/secret/$file bs=64k count=512 iflag=fullblock 2>/dev/null
-    done
-    rm /secret/freed
-    printf %s "$secret" >/share/secret
-    (while traffic many 192.0.2.80 7003 10 128 >/dev/null 2>&1; do :; done) &
-    load=$!
-    touch /share/scan
-    wait_for 60 test -e /share/scanned
-    kill $load
-    cat /share/scanned
+    hide_secret
+    scan passt traffic many 192.0.2.80 7003 10 128
 }

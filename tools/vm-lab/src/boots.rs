@@ -174,7 +174,8 @@ impl<'a> Watch<'a> {
                 Heard::Nothing => break "the machine did not begin it in time".to_owned(),
             };
             match &line {
-                Line::Begin(name) if *name == scenario.name => {
+                // A scenario that reboots the machine begins again, and keeps its time limit.
+                Line::Begin(name) if *name == scenario.name && !running => {
                     running = true;
                     begun = Instant::now();
                     // The machine ends the scenario at its limit itself, and reports more about it.

@@ -1,10 +1,10 @@
 //! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, also in containers and
 //! virtual machines.
 //!
-//! A machine has no network card, except four kinds: their card is on passt, in namespaces without a way out
-//! (`vm/linux/passt-host.sh`). A machine has two serial ports: the console of Xen and Linux, which goes to a file, and
-//! the results, which are QEMU's standard output. A directory of the run is mounted in the machine by virtio-9p,
-//! for logs that must survive a crash.
+//! A machine has no network card and no disk, except the kinds with a host: processes of `ringfence` serve their devices, in
+//! namespaces without a way out (`vm/linux/passt-host.sh`, `devices-host.sh`). A machine has two serial ports: the console
+//! of Xen and Linux, which goes to a file, and the results, which are QEMU's standard output. A directory of the run is
+//! mounted in the machine by virtio-9p, for logs that must survive a crash.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -45,6 +45,12 @@ pub(crate) enum Kind {
     LinuxVhostUser,
     /// On `ringfence passt`, by vhost-user: QEMU shares a pool, and the memory of the machine is private.
     LinuxLentPool,
+    /// With network cards on `ringfence vhost-user net`: QEMU shares the memory of the machine.
+    LinuxVhostUserNet,
+    /// The same with a pool, and private memory.
+    LinuxLentPoolNet,
+    /// With disks behind `ringfence shield`: QEMU shares the memory of the machine. It can reboot.
+    LinuxShield,
 }
 
 impl Kind {
@@ -60,6 +66,9 @@ impl Kind {
         Kind::LinuxPasstDebian,
         Kind::LinuxVhostUser,
         Kind::LinuxLentPool,
+        Kind::LinuxVhostUserNet,
+        Kind::LinuxLentPoolNet,
+        Kind::LinuxShield,
     ];
 
     /// Returns the name of the kind in scenarios.
@@ -77,6 +86,9 @@ impl Kind {
             Kind::LinuxPasstDebian => "linux-passt-debian",
             Kind::LinuxVhostUser => "linux-vhost-user",
             Kind::LinuxLentPool => "linux-lent-pool",
+            Kind::LinuxVhostUserNet => "linux-vhost-user-net",
+            Kind::LinuxLentPoolNet => "linux-lent-pool-net",
+            Kind::LinuxShield => "linux-shield",
         }
     }
 
@@ -90,15 +102,28 @@ impl Kind {
         matches!(self, Kind::XenIommu | Kind::LinuxIommu | Kind::LinuxIommufd)
     }
 
-    /// Returns the transport of a card on `ringfence passt`, for `passt-host.sh`.
-    fn transport(self) -> Option<&'static str> {
+    /// Returns the script of the machine's host in `vm/linux`, and its argument.
+    fn host(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Kind::LinuxPasst => Some("stream"),
-            Kind::LinuxPasstDebian => Some("debian"),
-            Kind::LinuxVhostUser => Some("vhost-user"),
-            Kind::LinuxLentPool => Some("lent-pool"),
+            Kind::LinuxPasst => Some(("passt-host.sh", "stream")),
+            Kind::LinuxPasstDebian => Some(("passt-host.sh", "debian")),
+            Kind::LinuxVhostUser => Some(("passt-host.sh", "vhost-user")),
+            Kind::LinuxLentPool => Some(("passt-host.sh", "lent-pool")),
+            Kind::LinuxVhostUserNet => Some(("devices-host.sh", "net")),
+            Kind::LinuxLentPoolNet => Some(("devices-host.sh", "net-pool")),
+            Kind::LinuxShield => Some(("devices-host.sh", "shield")),
             _ => None,
         }
+    }
+
+    /// Returns `true` for machines whose memory QEMU shares with backends.
+    fn shares_memory(self) -> bool {
+        matches!(self, Kind::LinuxVhostUser | Kind::LinuxVhostUserNet | Kind::LinuxShield)
+    }
+
+    /// Returns `true` for machines with a pool.
+    pub(crate) fn has_pool(self) -> bool {
+        matches!(self, Kind::LinuxLentPool | Kind::LinuxLentPoolNet)
     }
 
     /// Returns `true` for machines that boot Xen.
@@ -159,12 +184,12 @@ impl Machine<'_> {
         // QEMU must exit with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
-        if let Some(transport) = self.kind.transport() {
+        if let Some((script, devices)) = self.kind.host() {
             command.args(["unshare", "--user", "--map-root-user", "--net", "--mount"]);
             // A new user namespace clears the death signal.
             command.args(["setpriv", "--pdeathsig", "KILL", "--", "sh"]);
-            command.arg(self.repository.join("vm/linux/passt-host.sh"));
-            command.arg(transport);
+            command.arg(self.repository.join("vm/linux").join(script));
+            command.arg(devices);
             command.args([&self.programs.ringfence, &self.programs.traffic, &self.share]);
         }
         command
@@ -241,12 +266,12 @@ impl Machine<'_> {
             words.extend(["-device", "virtio-9p-pci,fsdev=computer,mount_tag=computer"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        if self.kind == Kind::LinuxVhostUser {
+        if self.kind.shares_memory() {
             let file = format!("memory-backend-memfd,id=memory,size={memory}M,share=on");
             words.extend(["-object".to_owned(), file]);
             words.extend(["-machine", "memory-backend=memory"].map(str::to_owned));
         }
-        if self.kind == Kind::LinuxLentPool {
+        if self.kind.has_pool() {
             words.extend(LENT_POOL.map(str::to_owned));
         }
         words.extend(["-cpu".to_owned(), format!("{PROCESSOR}{svm}")]);

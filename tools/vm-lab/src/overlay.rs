@@ -44,7 +44,7 @@ pub(crate) fn write(
     let mut base = File::open(&base).with_context(|| base.display().to_string())?;
     io::copy(&mut base, &mut out)?;
     let parts = programs.dom0_parts.iter().filter(|part| kind.is_xen() && orders.want(part));
-    let module = programs.lent_pool.iter().filter(|_| kind == Kind::LinuxLentPool);
+    let module = programs.lent_pool.iter().filter(|_| kind.has_pool());
     for file in parts.map(|part| &part.file).chain(module) {
         out.write_all(&std::fs::read(file).with_context(|| file.display().to_string())?)?;
     }

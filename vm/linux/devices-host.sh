@@ -1,0 +1,90 @@
+#!/bin/sh
+# Host of a machine with devices of `ringfence vhost-user net`, or behind `ringfence shield`:
+# devices-host.sh DEVICES RINGFENCE TRAFFIC SHARE QEMU ARGUMENT...
+#
+# | DEVICES | the machine has |
+# |---|---|
+# | `net` | a card on a switch with the guest `peer` of `ringfence run`, and one on the network of the host |
+# | `net-pool` | the same with a pool, and private memory |
+# | `shield` | three disks: behind a shield, of qemu-storage-daemon and of Ringfence; of qemu-storage-daemon without a shield |
+#
+# The host runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Each of its
+# processes is started again whenever it ends. Everything ends with QEMU.
+set -eu
+devices=$1 ringfence=$2 traffic=$3 share=$4
+shift 4
+here=$(dirname "$0")
+. "$here/host.sh"
+. "$here/../lib/host-network.sh"
+mount -t tmpfs shm /dev/shm
+# The switch is one of these namespaces.
+mount -t tmpfs run /run
+unset XDG_RUNTIME_DIR
+PATH=$(dirname "$traffic"):$PATH
+serve_orders
+
+# card NAME OPTIONS: prints QEMU's options for a card on the socket of that name. QEMU 7.2 crashes with MSI-X under emulation.
+card() {
+    echo "-chardev socket,id=$1,path=/dev/shm/$1.socket,reconnect=1 -netdev vhost-user,id=$1,chardev=$1"
+    echo "-device virtio-net-pci,netdev=$1,disable-legacy=on,romfile=,vectors=0,$2"
+}
+
+# disk NAME ADDRESS: prints QEMU's options for a disk on the socket of that name.
+disk() {
+    echo "-chardev socket,id=$1,path=/dev/shm/$1,reconnect=1"
+    echo "-device vhost-user-blk-pci,chardev=$1,num-queues=1,vectors=0,addr=$2"
+}
+
+# shield NAME: keeps a shield between the sockets NAME.socket and NAME.backend.
+shield() {
+    keep "$1-shield" "$ringfence" shield --listen "/dev/shm/$1.socket" --backend "/dev/shm/$1.backend" --reconnect
+}
+
+case $devices in
+    net | net-pool)
+        options= own=
+        if [ $devices = net-pool ]; then
+            options='--require-pool 64M' own=iommu_platform=on,
+        fi
+        # The network outside of the host, with servers.
+        beside unshare --net sleep infinity
+        outside=$!
+        until [ "$(readlink /proc/$outside/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.1; done
+        host_network $outside
+        head -c 4M /dev/urandom >"$share/noise"
+        beside nsenter -t $outside -n sh -c '
+            ip address add 198.51.100.1/32 dev lo && ip link set lo up
+            ip address add 192.0.2.1/24 dev out0 && ip link set out0 up
+            exec traffic echo 7003
+        '
+        beside nsenter -t $outside -n python3 -m http.server --directory "$share" 80 >"$share/http.log" 2>&1
+        # Words on purpose.
+        # shellcheck disable=SC2086
+        {
+            keep card "$ringfence" vhost-user net --socket /dev/shm/card.socket --switch lab --address 10.77.0.2/24 --mtu 9000 $options
+            keep uplink "$ringfence" vhost-user net --socket /dev/shm/uplink.socket --uplink $options
+        }
+        wait_for_files /dev/shm/card.socket /dev/shm/uplink.socket
+        keep peer "$ringfence" run --switch lab --uplink none --name peer --address 10.77.0.3/24 --mtu 9000 -- \
+            sh -c 'traffic echo 7003 & traffic return 7005 & while :; do traffic receive 7004; done'
+        # shellcheck disable=SC2046
+        set -- "$@" $(card card ${own}mac=52:54:00:12:34:56,addr=0x11) $(card uplink ${own}addr=0x12)
+        ;;
+    shield)
+        truncate -s 64M /dev/shm/foreign.img /dev/shm/own.img /dev/shm/direct.img
+        python3 "$here/firmware.py" /dev/shm/firmware.img
+        for each in foreign direct firmware; do
+            keep_storage_daemon $each
+        done
+        keep own "$ringfence" vhost-user blk --socket /dev/shm/own.backend --disk /dev/shm/own.img --require-pool 64M
+        for each in foreign own firmware; do
+            wait_for_files /dev/shm/$each.backend
+            shield $each
+        done
+        wait_for_files /dev/shm/foreign.socket /dev/shm/own.socket /dev/shm/firmware.socket /dev/shm/direct.backend
+        # The machine can reboot.
+        # shellcheck disable=SC2046
+        set -- "$@" -action reboot=reset $(disk foreign.socket 0x12) $(disk own.socket 0x13) $(disk direct.backend 0x14)
+        ;;
+esac
+exec "$@"

@@ -1,0 +1,40 @@
+# Helpers for the hosts of machines (passt-host.sh, devices-host.sh): processes beside QEMU, which end with it. `$share` is the
+# folder that host and machine share.
+
+# beside COMMAND...: runs a command until QEMU ends.
+beside() { setpriv --pdeathsig KILL -- "$@" & }
+
+# keep NAME COMMAND...: runs a command, and starts it again whenever it ends. Its process id is in /dev/shm/NAME.pid, its
+# output in SHARE/NAME.out, its standard error in SHARE/NAME.log.
+keep() {
+    # shellcheck disable=SC2016
+    beside sh -c '
+        share=$0 name=$1
+        shift
+        exec 2>>"$share/$name.log"
+        # The command ends with this loop.
+        while :; do
+            setpriv --pdeathsig KILL -- "$@" >>"$share/$name.out" &
+            echo $! >"/dev/shm/$name.pid"
+            wait $! || true
+            sleep 0.1
+        done
+    ' "$share" "$@"
+}
+
+# keep_storage_daemon NAME: keeps a qemu-storage-daemon for the image /dev/shm/NAME.img, with the socket /dev/shm/NAME.backend.
+keep_storage_daemon() {
+    keep "$1" qemu-storage-daemon --blockdev "driver=file,node-name=f,filename=/dev/shm/$1.img" \
+        --export "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=/dev/shm/$1.backend,writable=on"
+}
+
+# wait_for_files PATH...: waits until each of them is there.
+wait_for_files() {
+    local each
+    for each in "$@"; do
+        until [ -e "$each" ]; do sleep 0.1; done
+    done
+}
+
+# serve_orders: executes the orders of the machine (host-orders.sh).
+serve_orders() { beside sh "$here/host-orders.sh" "$ringfence" "$traffic" "$share"; }
