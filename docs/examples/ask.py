@@ -16,7 +16,8 @@ class Guest(socketserver.StreamRequestHandler):
             if "end" in question:  # Nobody has answered in time.
                 continue
             answer = "run" if question["rule"] in sys.argv[2:] else "deny"
-            print(question["guest"], question["rule"], answer, flush=True)
+            # In one piece: each guest has a thread.
+            print(f"{question['guest']} {question['rule']} {answer}\n", end="", flush=True)
             reply = {"question": question["question"], "answer": answer}
             self.wfile.write(json.dumps(reply).encode() + b"\n")
 
