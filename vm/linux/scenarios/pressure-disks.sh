@@ -29,45 +29,32 @@ launcher=$!
 level() {
     ringfence status disk --json 2>/dev/null | grep -o "\"$1\":[ ]*[0-9]*" | head -n 1 | grep -o '[0-9]*$'
 }
-# Waits until the limit of mapped pages fulfils a condition: SECONDS, OPERATOR of test(1), NUMBER.
-limit_becomes() {
-    for i in $(seq $(($1 * 10))); do
-        most=$(level pages_mapped_most)
-        test -n "$most" && test "$most" "$2" "$3" && return 0
-        sleep 0.1
-    done
-    echo "the limit is $most pages"
-    return 1
+# Succeeds if the limit of mapped pages fulfils a condition: OPERATOR of test(1), NUMBER.
+limit_is() {
+    most=$(level pages_mapped_most)
+    test -n "$most" && test "$most" "$1" "$2"
 }
 # Prints the number of sectors that the machine has read of NBD devices.
 sectors_read() { cat /sys/block/nbd*/stat | awk '{ sum += $3 } END { print sum }'; }
-# Waits until the guest has read another MiB. Its processes have to wait for memory, so it may end no round meanwhile.
-reads_go_on() {
-    goal=$(($(sectors_read) + 2048))
-    for i in $(seq 300); do
-        test "$(sectors_read)" -ge $goal && return 0
-        sleep 0.1
-    done
-    echo "$(sectors_read) of $goal sectors"
-    return 1
-}
+has_read() { test "$(sectors_read)" -ge $1; }
 
-check 'the disk has its full limit' limit_becomes 20 -gt 0
+check 'the disk has its full limit' wait_for 20 limit_is -gt 0
 full=$most
 note "pages that the disk may keep mapped: $full"
-check 'the guest reads' sh -c 'for i in $(seq 200); do test -s /tmp/rounds && exit 0; sleep 0.1; done; exit 1'
+check 'the guest reads' wait_for 20 test -s /tmp/rounds
 
 # Memory that cannot be reclaimed without swap: who adds to it waits.
 echo $(($(cat $group/memory.current) + 8 * 1024 * 1024)) >$group/memory.high
 sh -c 'echo $$ >'$group'/cgroup.procs; exec dd if=/dev/zero of=/tmp/hog/file bs=1M count=64' >/dev/null 2>&1 &
 hog=$!
-check 'the limit falls' limit_becomes 20 -lt $full
+check 'the limit falls' wait_for 20 limit_is -lt $full
 note "under pressure: $most; $(head -n 1 $group/memory.pressure)"
-check 'reads go on under pressure' reads_go_on
+# Another MiB: processes of the guest have to wait for memory, so it may end no round meanwhile.
+check 'reads go on under pressure' wait_for 30 has_read $(($(sectors_read) + 2048))
 kill $hog
 echo max >$group/memory.high
 rm -f /tmp/hog/file
-check 'the limit rises again' limit_becomes 60 -eq $full
+check 'the limit rises again' wait_for 60 limit_is -eq $full
 touch /tmp/stop
 wait $launcher
 check 'the guest has read without an error' test $? = 0
