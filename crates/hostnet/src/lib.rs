@@ -5,6 +5,7 @@
 //! * [`address`], [`interface`]: addresses, interfaces and resolver of a guest.
 //! * [`name_files`]: parsers of `hosts(5)` and `resolv.conf(5)`; [`file_watch`]: changes of such files.
 //! * [`runtime_dir`]: the directory with a user's sockets; [`guest_sockets`]: those of guests' launchers in it.
+//! * [`socket_file`]: listening Unix sockets with files of their own.
 //! * [`log`], [`out`], [`text`], [`causes`]: log lines, standard output, and texts of errors.
 //!
 //! No module depends on the platform or on lent memory. What the kernel or a file says about the host is trusted;
@@ -22,4 +23,5 @@ pub mod name_files;
 pub mod netlink;
 pub mod out;
 pub mod runtime_dir;
+pub mod socket_file;
 pub mod text;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ringfence_hostnet::socket_file;
 
 /// Time within which a client sends its whole request.
 const CLIENT_TIME: Duration = Duration::from_secs(10);
@@ -19,7 +20,7 @@ pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<UnixListener> 
     if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
         std::fs::remove_file(path).with_context(what)?;
     }
-    super::machine::bind(path).with_context(what)
+    socket_file::bind(path).with_context(what)
 }
 
 /// Client that has not sent its whole request yet.

@@ -42,7 +42,7 @@ mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
 pub mod live_policy;
-pub mod machine;
+mod machine;
 mod messages;
 pub mod namespace;
 mod namespace_process;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ringfence_pasta::machine::{SocketFile, listen_at};
+use ringfence_hostnet::socket_file::{SocketFile, listen_at};
 use ringfence_vhost_user::device::LOG_FILE_MAX;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -17,7 +17,7 @@ pub(super) const LISTEN_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     let until = Instant::now() + LISTEN_TIMEOUT;
     loop {
-        match listen_at(path) {
+        match listen_at(path, SocketType::STREAM) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }

@@ -14,11 +14,11 @@ use std::path::Path;
 
 use anyhow::Context;
 use ringfence_driver::machine::ToDisk;
+use ringfence_hostnet::socket_file::{SocketFile, listen_at};
 use ringfence_hostnet::text::printable;
-use ringfence_pasta::machine::{SocketFile, listen_for_messages};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
-use rustix::net::SocketFlags;
+use rustix::net::{SocketFlags, SocketType};
 
 use crate::commands::{Reply, Request};
 use crate::launch::disk_changes::new_size;
@@ -42,7 +42,7 @@ impl ControlServer {
     /// Returns an error that names the option.
     pub(super) fn new(path: &Path) -> anyhow::Result<ControlServer> {
         let named = || format!("--control {}", path.display());
-        let (listener, file) = listen_for_messages(path).with_context(named)?;
+        let (listener, file) = listen_at(path, SocketType::SEQPACKET).with_context(named)?;
         Ok(ControlServer { listener, _file: file, client: None, pending: None })
     }
 

@@ -201,7 +201,7 @@ struct CardSession {
     session: DeviceSession,
     listener: OwnedFd,
     /// File of the socket, removed at the end.
-    _file: ringfence_pasta::machine::SocketFile,
+    _file: ringfence_hostnet::socket_file::SocketFile,
 }
 
 impl CardSession {
