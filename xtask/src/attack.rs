@@ -12,8 +12,8 @@ use clap::{Args, Subcommand};
 use taskkit::exec::{Cmd, TestRun};
 use taskkit::tools;
 
-use crate::built::{self, PROFILE, Program};
-use crate::context::{Ended, test_outcome};
+use crate::built::{Kind, Program};
+use crate::context::{Context, Ended, test_outcome};
 use crate::packages::{PRODUCT, integration_tests};
 use crate::test_program;
 
@@ -30,14 +30,14 @@ const RANDOM: &str = "attack_random";
 #[derive(Args)]
 pub(crate) struct AttackArgs {
     #[command(subcommand)]
-    random: Option<Kind>,
+    random: Option<Attack>,
     /// Run only test programs whose names contain this
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
 }
 
 #[derive(Subcommand)]
-enum Kind {
+enum Attack {
     /// Run random adversaries beside correct guests
     ///
     /// Three guests attack control socket, hub, store, event channels, NBD sockets, TAPs, the uplink and
@@ -65,7 +65,7 @@ enum Kind {
 pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
     match &args.random {
         None => suite(root, &args.only),
-        Some(Kind::Random { minutes, seed, families, program }) => {
+        Some(Attack::Random { minutes, seed, families, program }) => {
             let mut variables = vec![
                 ("RINGFENCE_ATTACK_MINUTES", minutes.to_string().into()),
                 ("RINGFENCE_TEST_REQUIRE", "1".into()),
@@ -126,21 +126,15 @@ pub(crate) fn run_as_ordinary_user(program: &Program) -> anyhow::Result<Ended> {
     Ok(test_outcome(run))
 }
 
-/// Builds the suite's test programs, as the step `build` does. `only` is a part of a program's name.
+/// Builds the suite's test programs. `only` is a part of a program's name.
 fn build(root: &Path, only: &str) -> anyhow::Result<Vec<Program>> {
     let mut names = integration_tests(&root.join(PRODUCT))?;
     names.retain(|name| name.to_str().is_some_and(|name| is_of_suite(name) && name.contains(only)));
     anyhow::ensure!(!names.is_empty(), "{PRODUCT}/tests has no test program {PREFIX}*{only}*");
-    let mut build = Cmd::cargo().args(["test", "--profile", PROFILE, "--workspace", "--no-run"]);
-    build = build.args(["--message-format=json-render-diagnostics"]);
-    for name in &names {
-        build = build.args(["--test".into(), name.clone()]);
-    }
-    let messages = build.captured(root)?.context("the attack suite does not build")?;
-    let mut programs = built::programs(&messages)?;
-    programs.retain(|p| p.kind == built::Kind::Integration && is_of_suite(&p.target));
-    anyhow::ensure!(!programs.is_empty(), "cargo built no test program");
-    Ok(programs)
+    let mut context = Context::new(root.to_owned())?;
+    context.programs = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    let of_suite = |p: &&Program| p.kind == Kind::Integration && is_of_suite(&p.target);
+    Ok(context.built()?.iter().filter(of_suite).cloned().collect())
 }
 
 /// Returns the reason for which the ordinary user cannot run a program, if there is one.

@@ -38,6 +38,17 @@ impl Program {
             Kind::Integration => format!("{}/{}", self.krate, self.target),
         }
     }
+
+    /// Checks that the program has tests for these arguments: a filter for the name of a test that has changed selects none,
+    /// and the program passes.
+    pub(crate) fn ensure_tests(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        let command = Cmd::new(&self.file).args(arguments).args(["--list"]);
+        let listed = command.output(&self.folder)?;
+        let listed = listed.map_err(|message| anyhow::anyhow!("{}: {message}", self.name()))?;
+        let has_tests = listed.lines().any(|line| line.ends_with(": test"));
+        anyhow::ensure!(has_tests, "{} has no test for {}", self.name(), arguments.join(" "));
+        Ok(())
+    }
 }
 
 /// Integration test of the benchmarks. Cargo builds `ringfence-bench` with it, which other tests start.

@@ -25,11 +25,7 @@ pub(crate) fn run(
     let mut programs = context.built()?.iter();
     let program = programs.find(|program| program.krate == krate && program.target == target);
     let program = program.with_context(|| format!("cargo built no test {krate}/{target}"))?;
-    let listed =
-        Cmd::new(&program.file).args(arguments).args(["--list"]).output(&program.folder)?;
-    let listed = listed.map_err(|message| anyhow::anyhow!("{krate}/{target}: {message}"))?;
-    let selects_tests = listed.lines().any(|line| line.ends_with(": test"));
-    anyhow::ensure!(selects_tests, "{krate}/{target} has no test for {}", arguments.join(" "));
+    program.ensure_tests(arguments)?;
     let command = Cmd::new(&program.file).args(arguments).env("PATH", context.toolbox.path());
     let command = variables.iter().fold(command, |command, (name, value)| command.env(name, value));
     Ok(command.run(&program.folder)?)

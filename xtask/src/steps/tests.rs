@@ -95,12 +95,15 @@ pub(crate) fn default_orders(
     let programs = context.built()?.iter().filter(|p| is_wanted(p)).filter(is_named);
     let programs = programs.filter(|program| default_tests(program) != Some(&[]));
     let order = |program: &Program| {
-        let chosen = default_tests(program).unwrap_or_default().iter().map(ToString::to_string);
-        let args =
-            if context.filter.is_empty() { chosen.collect() } else { context.filter.clone() };
-        Order { program: program.clone(), args, is_alone: is_alone(program), path: None }
+        let chosen = default_tests(program).unwrap_or_default();
+        chosen.iter().try_for_each(|name| program.ensure_tests(&[name]))?;
+        let args = match context.filter.is_empty() {
+            true => chosen.iter().map(ToString::to_string).collect(),
+            false => context.filter.clone(),
+        };
+        Ok(Order { program: program.clone(), args, is_alone: is_alone(program), path: None })
     };
-    Ok(programs.map(order).collect())
+    programs.map(order).collect()
 }
 
 pub(super) fn build(context: &Context) -> anyhow::Result<Ended> {
