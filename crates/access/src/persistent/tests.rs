@@ -155,9 +155,10 @@ proptest! {
         let (mut table, mut peer) = (PersistentTable::new(limits(16)), Peer);
         let mut held: HashMap<u32, Vec<(Use, u64)>> = HashMap::new();
         let mut leaving = vec![];
-        let mut now = Duration::ZERO;
+        let (mut now, mut most) = (Duration::ZERO, 16);
         for (what, gref, wait) in steps {
             now += wait * MS;
+            let before = table.len();
             match what {
                 0..3 => {
                     if let Found::Kept { hold, name, .. } = table.look_up(&mut peer, Gref(gref), now) {
@@ -171,10 +172,17 @@ proptest! {
                     holder.into_iter().for_each(|(hold, _)| table.release(hold));
                 }
                 4 => table.tidy(now, &mut leaving),
-                5 => table.limit(u16::try_from(wait % 17).unwrap(), &mut leaving),
+                5 => {
+                    most = u16::try_from(wait % 17).unwrap();
+                    table.limit(most, &mut leaving);
+                }
                 _ => table.shrink(&mut leaving),
             }
-            prop_assert!(table.len() <= 16);
+            prop_assert!(table.len() <= before.max(most.into()), "a page is entered below the limit only");
+            if matches!(what, 4 | 5) {
+                let in_use = held.values().filter(|holders| !holders.is_empty()).count();
+                prop_assert!(table.len() <= in_use.max(most.into()), "a page beyond the limit is in use");
+            }
             for (_, name) in held.values().flatten() {
                 prop_assert!(leaving.iter().all(|left| left.name != *name));
             }
