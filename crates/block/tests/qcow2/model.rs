@@ -33,6 +33,9 @@ const SEQUENCE: &str = "RINGFENCE_TEST_SEQUENCE";
 
 const SECTOR: u64 = 512;
 
+/// Sequences between two lines of progress.
+const PROGRESS: u64 = 500;
+
 #[test]
 fn random_operations_have_the_results_of_qemu() {
     require_qemu!();
@@ -65,6 +68,10 @@ fn run(count: u64) {
                 return;
             }
             Sequence::new(seed, &mut qemu).run(&totals);
+            if (seed - seeds.start + 1).is_multiple_of(PROGRESS) {
+                // libtest holds back what the macros print.
+                let _ = writeln!(std::io::stderr(), "{totals:?}");
+            }
         }
     };
     std::thread::scope(|scope| {
