@@ -33,9 +33,9 @@ is 'the file below is as it was' "$(sha256sum <$DISKS/plain)" "$was"
 is 'the first disk has 32 MiB' "$(sectors_of xvda)" 65536
 truncate -s 48M $DISKS/base
 check 'an enlarged file is accepted' ringfence disk resize one xvda
-check 'the guest sees it' on one 'wait_for 20 test $(cat /sys/block/xvda/size) = 98304'
+check 'the guest sees it' on one 'wait_for 20 grep -qx 98304 /sys/block/xvda/size'
 check 'a file is enlarged' ringfence disk resize one xvda 64M
-check 'the guest sees that too' on one 'wait_for 20 test $(cat /sys/block/xvda/size) = 131072'
+check 'the guest sees that too' on one 'wait_for 20 grep -qx 131072 /sys/block/xvda/size'
 check 'the new end is written' on one 'echo end | dd of=/dev/xvda bs=512 seek=131071 conv=sync,fsync'
 is 'it is there' "$(tail -c 512 $DISKS/base | head -c 3)" end
 check 'the files are as they were' verify_files one
