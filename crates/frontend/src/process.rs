@@ -8,8 +8,6 @@
 //! A card process is such a frontend, too, with the network card of a virtual machine in place of the TAP
 //! ([`card`](crate::card)).
 
-mod disks;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -17,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_access::window::Revocation;
+use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_frame::PortCounters;
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
@@ -32,14 +31,16 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use ringfence_driver::switchboard::{FromFrontend, FrontendConfig, FrontendLevels, ToFrontend};
+use ringfence_driver::switchboard::{
+    DiskFrontend, FromFrontend, FrontendConfig, FrontendLevels, ToFrontend,
+};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::pressure::{PressureMonitor, Share};
 
+use crate::disks::{self, DiskError, DiskRequest, Disks};
 use crate::link::{Link, LinkError, LinkEvent};
-use disks::Disks;
 
 /// Errors that end a frontend.
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +60,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error(transparent)]
-    Disk(#[from] ringfence_block::vbd::frontend::FrontendError),
-    #[error("store: {0}")]
-    Store(#[from] ringfence_xenstore::StoreError),
+    Disk(#[from] DiskError),
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -151,8 +150,7 @@ pub(crate) fn serve(
     let monitor =
         if has_pools { PressureMonitor::open() } else { PressureMonitor::without_triggers() };
     let window_pages = WindowSizes::for_queues(config.queues).pages;
-    let revocation = revocation(config);
-    let disks = Disks::new(&platform, &config.disks, revocation, parts.disks)?;
+    let disks = Disks::new(&platform, disk_requests(&platform, config, parts.disks))?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(parts.guest);
@@ -190,6 +188,27 @@ fn make_vif(
     let mut sizes = WindowSizes::for_queues(config.queues);
     sizes.policy.revocation = revocation(config);
     Ok(if config.windows { vif.with_windows(platform, sizes) } else { vif })
+}
+
+/// Returns the disks that the launcher orders, with the sockets of their exports.
+fn disk_requests(
+    platform: &LocalPlatform,
+    config: &FrontendConfig,
+    sockets: Vec<OwnedFd>,
+) -> Vec<DiskRequest> {
+    let (kind, frontend, backend) = (DeviceKind::Vbd, platform.domid(), DomId(0));
+    let ordered = config.disks.iter().zip(sockets).zip(0..);
+    let request = |((order, socket), handle): ((&DiskFrontend, OwnedFd), u32)| {
+        let options = BlkfrontOptions {
+            persistent: order.persistent,
+            window: if order.windows { disks::WINDOW } else { 0 },
+            revocation: revocation(config),
+            ..BlkfrontOptions::default()
+        };
+        let device = DeviceId { kind, frontend, backend, handle };
+        DiskRequest { device, backend: None, options, socket }
+    };
+    ordered.map(request).collect()
 }
 
 fn revocation(config: &FrontendConfig) -> Revocation {
@@ -246,7 +265,7 @@ impl Network {
 
 struct Frontend {
     network: Network,
-    disks: Disks,
+    disks: Disks<LocalPlatform>,
     /// Counters of the ports at the guest's end.
     counters: Vec<Arc<PortCounters>>,
     was_up: bool,
@@ -261,7 +280,7 @@ impl Frontend {
         platform: LocalPlatform,
         vif: Option<VifFrontend<LocalPlatform>>,
         guest: Vec<Box<dyn Port>>,
-        mut disks: Disks,
+        mut disks: Disks<LocalPlatform>,
     ) -> Result<Frontend, Failure> {
         disks.start(&platform)?;
         let counters = guest.iter().map(|port| Arc::clone(port.counters())).collect();

@@ -98,6 +98,7 @@ pub(crate) const GUEST_MODULES: &[&str] = &[
     "tun",
     "bridge",
     "veth",
+    "nbd",
     "ext4",
     // ext4 requests this module by its function, not by its name.
     "crc32c_generic",

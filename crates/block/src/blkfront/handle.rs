@@ -3,7 +3,7 @@
 //! Each [`Handle`] uses one lane, which it may share with others. The thread that reaps polls the ring for
 //! all handles of the lane and wakes those whose completion queues it filled.
 
-// #syscall frontend epoll_ctl,ppoll: the frontend of a disk waits
+// #syscall frontend,daemon epoll_ctl,ppoll: the frontend of a disk waits
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, MutexGuard};

@@ -24,7 +24,7 @@
 //! **Trust.** A response to no request, or an impossible number of responses, ends the connection. Data
 //! that the backend writes into pages is as trustworthy as the disk.
 
-// #syscall frontend epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
+// #syscall frontend,daemon epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
 
 mod broken;
 mod bytes;

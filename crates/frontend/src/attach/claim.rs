@@ -1,4 +1,4 @@
-//! Choice of the vif to serve, and its reset after an earlier frontend.
+//! Choice of the device to serve, and its reset after an earlier frontend.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,44 +15,89 @@ pub use ringfence_xenbus::end::backend_path;
 
 /// Time for each step of a reset.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// Key of a disk's backend with the disk's name, which libxl writes and `blkif.h` does not name.
+const DEV: &str = "dev";
 /// Interval between two reads of a state.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reasons for which no vif can be served.
+/// Device that the user wants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// The only one without a driver.
+    OnlyOne,
+    Number(u32),
+    /// Name of a disk in the guest's configuration, such as `xvdb`, or its number.
+    Name(String),
+}
+
+impl From<Option<u32>> for Wanted {
+    fn from(number: Option<u32>) -> Wanted {
+        number.map_or(Wanted::OnlyOne, Wanted::Number)
+    }
+}
+
+impl core::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Wanted::OnlyOne => f.write_str("without a driver"),
+            Wanted::Number(number) => number.fmt(f),
+            Wanted::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// Reasons for which no device can be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     #[error("xenstore: {0}")]
     Store(#[from] StoreError),
-    #[error("this domain has no network interface: give it one (`vif = […]` in its configuration)")]
-    NoVif,
-    /// Domain has interfaces, but not the requested one.
-    #[error("there is no interface {wanted}; there is: {there}")]
-    NoSuchVif {
-        wanted: u32,
-        /// Numbers of the interfaces that exist.
+    #[error("this domain has no {}: give it one (`{} = […]` in its configuration)", noun(*.0), line(*.0))]
+    None(DeviceKind),
+    /// Domain has devices of the kind, but not the requested one.
+    #[error("there is no {} {wanted}; there is: {there}", noun(*kind))]
+    NotThere {
+        kind: DeviceKind,
+        wanted: Wanted,
+        /// Devices that exist.
         there: String,
     },
-    /// Kernel's driver serves the interface.
+    /// Kernel's driver serves the device.
     #[error(
-        "the kernel's driver has interface {0}; have it let go first: `echo vif-{0} > \
-         /sys/bus/xen/drivers/vif/unbind`"
+        "the kernel's driver has {} {name}; have it let go first: `echo {kind}-{number} > \
+         /sys/bus/xen/drivers/{kind}/unbind`", noun(*kind), kind = kind.as_str()
     )]
-    Bound(u32),
-    /// Kernel's driver serves all interfaces.
+    Bound { kind: DeviceKind, name: String, number: u32 },
+    /// Kernel's driver serves all devices of the kind.
     #[error(
-        "the kernel's driver has each of this domain's interfaces ({0}); have it let go of one first, \
-         as in `echo vif-0 > /sys/bus/xen/drivers/vif/unbind`"
+        "the kernel's driver has each {} of this domain ({there}); have it let go of one first, \
+         as in `echo {kind}-0 > /sys/bus/xen/drivers/{kind}/unbind`", noun(*kind), kind = kind.as_str()
     )]
-    AllBound(String),
-    /// Several interfaces have no driver.
-    #[error("no driver has interfaces {0}: say which, by --device")]
-    Several(String),
+    AllBound { kind: DeviceKind, there: String },
+    /// Several devices have no driver.
+    #[error("no driver has {}s {there}: say which", noun(*kind))]
+    Several { kind: DeviceKind, there: String },
     /// Directory lacks a key that every toolstack writes.
     #[error("{0} does not name its backend's domain: it is not as a toolstack makes it")]
     NoBackend(String),
 }
 
-/// Chosen vif with the toolstack's keys.
+/// Returns the word for a kind of device in messages.
+fn noun(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Vif => "interface",
+        DeviceKind::Vbd => "disk",
+    }
+}
+
+/// Returns the keyword for a kind of device in a guest's configuration.
+fn line(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Vif => "vif",
+        DeviceKind::Vbd => "disk",
+    }
+}
+
+/// Chosen device with the toolstack's keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Claimed {
     pub device: DeviceId,
@@ -62,63 +107,120 @@ pub struct Claimed {
     pub(super) mtu: Option<u16>,
 }
 
-/// Finds the requested vif, or the only one that has no driver.
+/// Device of a kind that exists.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Present {
+    number: u32,
+    /// Name in the guest's configuration, or the number.
+    name: String,
+}
+
+/// Finds the wanted device of a kind, or the only one that has no driver.
 pub fn claim(
     store: &mut StoreClient,
     own: DomId,
-    wanted: Option<u32>,
+    kind: DeviceKind,
+    wanted: &Wanted,
 ) -> Result<Claimed, ClaimError> {
-    let root = xenbus::frontend_root(own, DeviceKind::Vif);
-    let names = store.directory_opt(&root)?.unwrap_or_default();
-    let numbers = names.iter().filter_map(|name| decimal::parse_u32(name.as_bytes()).ok());
-    let handle = choose(numbers.collect(), wanted, is_bound)?;
-    let front = format!("{root}/{handle}");
-    let backend = store.read_opt(&format!("{front}/{}", xenbus::BACKEND_ID))?;
-    let backend = backend.and_then(|text| decimal::parse_u16(&text).ok());
-    let backend = DomId(backend.ok_or_else(|| ClaimError::NoBackend(front.clone()))?);
-    let device = DeviceId { kind: DeviceKind::Vif, frontend: own, backend, handle };
+    let names = store.directory_opt(&xenbus::frontend_root(own, kind))?.unwrap_or_default();
+    let mut there = vec![];
+    for number in names.iter().filter_map(|name| decimal::parse_u32(name.as_bytes()).ok()) {
+        let name = name_of(store, (own, kind, number))?.unwrap_or_else(|| number.to_string());
+        there.push(Present { number, name });
+    }
+    let number = choose(kind, there, wanted, |number| is_bound(kind, number))?;
+    let (device, backend) = ends(store, (own, kind, number))?;
+    let front = device.frontend_path();
     let mac = store.read_opt(&format!("{front}/{}", keys::MAC))?;
     let mtu = store.read_opt(&format!("{front}/{}", keys::MTU))?;
     Ok(Claimed {
         device,
-        backend: backend_path(store, &device)?,
+        backend,
         mac: mac.and_then(|text| parse_mac(&text).ok()),
         mtu: mtu.and_then(|text| decimal::parse_u16(&text).ok()),
     })
 }
 
-/// Chooses among the vifs `there`.
-fn choose(
-    mut there: Vec<u32>,
-    wanted: Option<u32>,
-    is_bound: impl Fn(u32) -> bool,
-) -> Result<u32, ClaimError> {
-    there.sort_unstable();
-    match wanted {
-        _ if there.is_empty() => Err(ClaimError::NoVif),
-        Some(wanted) if !there.contains(&wanted) => {
-            Err(ClaimError::NoSuchVif { wanted, there: listed(&there) })
+/// Returns the identity of a device, and its backend's directory.
+fn ends(
+    store: &mut StoreClient,
+    (frontend, kind, handle): (DomId, DeviceKind, u32),
+) -> Result<(DeviceId, String), ClaimError> {
+    let front = format!("{}/{handle}", xenbus::frontend_root(frontend, kind));
+    let backend = store.read_opt(&format!("{front}/{}", xenbus::BACKEND_ID))?;
+    let backend = backend.and_then(|text| decimal::parse_u16(&text).ok());
+    let backend = DomId(backend.ok_or(ClaimError::NoBackend(front))?);
+    let device = DeviceId { kind, frontend, backend, handle };
+    let directory = backend_path(store, &device)?;
+    Ok((device, directory))
+}
+
+/// Returns the name of a disk, if its backend's directory has it. Interfaces have none.
+fn name_of(
+    store: &mut StoreClient,
+    device: (DomId, DeviceKind, u32),
+) -> Result<Option<String>, ClaimError> {
+    if device.1 != DeviceKind::Vbd {
+        return Ok(None);
+    }
+    let backend = match ends(store, device) {
+        Ok((_, backend)) => backend,
+        Err(ClaimError::NoBackend(_)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match store.read_opt(&format!("{backend}/{DEV}")) {
+        Ok(name) => {
+            // The backend's domain may have written anything, and messages quote the name.
+            let is_name = |name: &String| name.chars().all(|c| c.is_ascii_alphanumeric());
+            Ok(name.and_then(|name| String::from_utf8(name).ok()).filter(is_name))
         }
-        Some(wanted) if is_bound(wanted) => Err(ClaimError::Bound(wanted)),
-        Some(wanted) => Ok(wanted),
-        None => {
-            let free: Vec<u32> = there.iter().copied().filter(|n| !is_bound(*n)).collect();
-            match free[..] {
-                [one] => Ok(one),
-                [] => Err(ClaimError::AllBound(listed(&there))),
-                _ => Err(ClaimError::Several(listed(&free))),
-            }
-        }
+        Err(StoreError::Refused { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
-fn listed(numbers: &[u32]) -> String {
-    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+/// Chooses among the devices `there`.
+fn choose(
+    kind: DeviceKind,
+    mut there: Vec<Present>,
+    wanted: &Wanted,
+    is_bound: impl Fn(u32) -> bool,
+) -> Result<u32, ClaimError> {
+    there.sort_unstable_by_key(|device| device.number);
+    if there.is_empty() {
+        return Err(ClaimError::None(kind));
+    }
+    let is_it = |device: &&Present| match wanted {
+        Wanted::OnlyOne => false,
+        Wanted::Number(number) => device.number == *number,
+        Wanted::Name(name) => device.name == *name || device.number.to_string() == *name,
+    };
+    if let Some(Present { number, name }) = there.iter().find(is_it).cloned() {
+        return match is_bound(number) {
+            true => Err(ClaimError::Bound { kind, name, number }),
+            false => Ok(number),
+        };
+    }
+    if *wanted != Wanted::OnlyOne {
+        let (wanted, there) = (wanted.clone(), listed(&there));
+        return Err(ClaimError::NotThere { kind, wanted, there });
+    }
+    let is_free = |device: &&Present| !is_bound(device.number);
+    let free: Vec<Present> = there.iter().filter(is_free).cloned().collect();
+    match &free[..] {
+        [one] => Ok(one.number),
+        [] => Err(ClaimError::AllBound { kind, there: listed(&there) }),
+        _ => Err(ClaimError::Several { kind, there: listed(&free) }),
+    }
 }
 
-/// Returns `true` if the kernel's driver serves the vif.
-fn is_bound(handle: u32) -> bool {
-    Path::new(&format!("/sys/bus/xen/devices/vif-{handle}/driver")).exists()
+fn listed(devices: &[Present]) -> String {
+    devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns `true` if the kernel's driver serves the device.
+fn is_bound(kind: DeviceKind, number: u32) -> bool {
+    Path::new(&format!("/sys/bus/xen/devices/{}-{number}/driver", kind.as_str())).exists()
 }
 
 /// Resets the states of both ends to the start of the handshake. The backend may still use the rings of an
@@ -131,8 +233,7 @@ pub fn reset(store: &mut StoreClient, device: &DeviceId, backend: &str) -> Resul
     await_backend_disconnect(store, backend, Instant::now() + STEP_TIMEOUT)?;
     enter(store, device, XenbusState::Closed)?;
     // A backend that is still closing would count the next state as the end of that.
-    let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
-    await_backend(store, backend, Instant::now() + STEP_TIMEOUT, closed)?;
+    await_backend_closed(store, backend, Instant::now() + STEP_TIMEOUT)?;
     enter(store, device, XenbusState::Initialising)?;
     // A frontend that finds its backend closed closes as well, and then each would wait for the other.
     let offers = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Closed));
@@ -149,6 +250,16 @@ pub fn await_backend_disconnect(
     await_backend(store, backend, until, |state| {
         !state.is_some_and(|state| in_use.contains(&state))
     })
+}
+
+/// Waits until the backend has closed the device, after this end has. Returns `false` if it has not at `until`.
+pub fn await_backend_closed(
+    store: &mut StoreClient,
+    backend: &str,
+    until: Instant,
+) -> Result<bool, ClaimError> {
+    let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
+    await_backend(store, backend, until, closed)
 }
 
 fn await_backend(
@@ -232,7 +343,7 @@ mod tests {
             if let Some(path) = key {
                 store.write(&format!("{front}/{}", xenbus::BACKEND), path).unwrap();
             }
-            claim(&mut store, own, Some(0)).unwrap().backend
+            claim(&mut store, own, kind, &Wanted::Number(0)).unwrap().backend
         };
         assert_eq!(found(None), device.backend_path());
         let qemu = "/local/domain/0/backend/qnic/1/0";
@@ -244,21 +355,56 @@ mod tests {
     }
 
     #[test]
-    fn vif_without_driver_is_chosen_and_ambiguity_refused() {
-        let chosen = |there: &[u32], wanted, bound: &[u32]| {
-            choose(there.to_vec(), wanted, |n| bound.contains(&n)).map_err(|e| e.to_string())
+    fn disk_is_found_by_name_and_by_number() {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let platform = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+        let mut store = platform.store().unwrap();
+        let (kind, own) = (DeviceKind::Vbd, DomId(1));
+        for (handle, name) in [(51712, Some("xvda")), (51728, None), (51744, Some("\u{1b}[2J"))] {
+            let device = DeviceId { kind, frontend: own, backend: DomId(0), handle };
+            let front = device.frontend_path();
+            store.write(&format!("{front}/{}", xenbus::BACKEND_ID), "0").unwrap();
+            if let Some(name) = name {
+                store.write(&format!("{}/{DEV}", device.backend_path()), name).unwrap();
+            }
+        }
+        let mut found = |name: &str| {
+            let wanted = Wanted::Name(name.to_owned());
+            let claimed = claim(&mut store, own, kind, &wanted);
+            claimed.map(|claimed| claimed.device.handle).map_err(|error| error.to_string())
         };
-        assert_eq!(chosen(&[1, 0, 2], None, &[0, 2]), Ok(1));
-        assert_eq!(chosen(&[0, 1], Some(1), &[0]), Ok(1));
-        let refused = |there: &[u32], wanted, bound: &[u32], part: &str| {
+        assert_eq!(
+            [found("xvda"), found("51712"), found("51728")],
+            [Ok(51712), Ok(51712), Ok(51728)]
+        );
+        assert_eq!(
+            found("xvdb"),
+            Err("there is no disk xvdb; there is: xvda, 51728, 51744".to_owned())
+        );
+        hub.stop();
+    }
+
+    #[test]
+    fn device_without_driver_is_chosen_and_ambiguity_refused() {
+        let chosen = |there: &[u32], wanted: &Wanted, bound: &[u32]| {
+            let present = |number: &u32| Present { number: *number, name: number.to_string() };
+            let there = there.iter().map(present).collect();
+            let chosen = choose(DeviceKind::Vif, there, wanted, |n| bound.contains(&n));
+            chosen.map_err(|error| error.to_string())
+        };
+        let any = Wanted::OnlyOne;
+        assert_eq!(chosen(&[1, 0, 2], &any, &[0, 2]), Ok(1));
+        assert_eq!(chosen(&[0, 1], &Wanted::Number(1), &[0]), Ok(1));
+        let refused = |there: &[u32], wanted: &Wanted, bound: &[u32], part: &str| {
             let why = chosen(there, wanted, bound).unwrap_err();
             assert!(why.contains(part), "{why}");
         };
-        refused(&[], None, &[], "no network interface");
-        refused(&[], Some(0), &[], "no network interface");
-        refused(&[0], Some(3), &[], "no interface 3; there is: 0");
-        refused(&[0], Some(0), &[0], "echo vif-0 >");
-        refused(&[0, 1], None, &[0, 1], "(0, 1)");
-        refused(&[0, 1], None, &[], "--device");
+        refused(&[], &any, &[], "no interface: give it one (`vif = […]`");
+        refused(&[], &Wanted::Number(0), &[], "no interface: give it one");
+        refused(&[0], &Wanted::Number(3), &[], "no interface 3; there is: 0");
+        refused(&[0], &Wanted::Number(0), &[0], "`echo vif-0 > /sys/bus/xen/drivers/vif/unbind`");
+        refused(&[0, 1], &any, &[0, 1], "(0, 1)");
+        refused(&[0, 1], &any, &[], "interfaces 0, 1: say which");
     }
 }

@@ -15,8 +15,8 @@
 //! client that does not read its replies is not read from. A client that exceeds the handshake timeout or
 //! violates the protocol is disconnected. None of that delays other clients.
 
-// #syscall frontend eventfd2,write: the export is told to end
-// #syscall frontend ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
+// #syscall frontend,daemon eventfd2,write: the export is told to end
+// #syscall frontend,daemon ioctl 1=0x5421: FIONBIO: O_NONBLOCK, as the standard library sets it
 
 mod buffers;
 mod connection;

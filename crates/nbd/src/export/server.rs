@@ -3,8 +3,8 @@
 //! The loop waits for the listener, the disk queue and the clients in epoll. In each round it reads from
 //! ready clients, submits their requests to the disk, and queues replies to the completed ones.
 
-// #syscall frontend epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the export waits for its clients
-// #syscall frontend accept4: users of a disk connect
+// #syscall frontend,daemon epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: the export waits for its clients
+// #syscall frontend,daemon accept4: users of a disk connect
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

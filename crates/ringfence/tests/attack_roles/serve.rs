@@ -52,6 +52,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "serve::attach_taken_over_reaches_nothing_of_the_host",
         attach_taken_over_reaches_nothing_of_the_host,
     ),
+    (
+        "serve::attach_of_a_disk_taken_over_reaches_nothing_of_the_host",
+        attach_of_a_disk_taken_over_reaches_nothing_of_the_host,
+    ),
     ("serve::serve_has_no_rights_beyond_its_own", serve_has_no_rights_beyond_its_own),
     ("serve::serve_is_not_readable_by_an_equal_process", serve_is_not_readable_by_an_equal_process),
     (
@@ -284,14 +288,19 @@ fn disk_of(lab: &mut Lab, params: &str) -> (LocalPlatform, DeviceId) {
     let (_, socket) = lab.hub.admit(None, false).unwrap();
     let platform = LocalPlatform::connect(socket).unwrap();
     let platform = platform.with_arena(ArenaShape::of(2048, 2048));
-    let (kind, frontend) = (DeviceKind::Vbd, platform.domid());
-    let device = DeviceId { kind, frontend, backend: DRIVER, handle: 51712 };
+    let device = create_disk(&mut lab.store, platform.domid(), params);
+    (platform, device)
+}
+
+/// Creates the disk `xvda` of a domain.
+fn create_disk(store: &mut StoreClient, frontend: DomId, params: &str) -> DeviceId {
+    let device = DeviceId { kind: DeviceKind::Vbd, frontend, backend: DRIVER, handle: 51712 };
     let front = [("virtual-device", "51712".to_owned()), ("device-type", "disk".to_owned())];
     let back = [("mode", "w"), ("dev", "xvda"), ("params", params)];
     let back = back.map(|(key, value)| (key, value.to_owned()));
     let entries = DeviceEntries { frontend: &front, backend: &back };
-    ringfence_xenbus::toolstack::create(&mut lab.store, &device, entries).unwrap();
-    (platform, device)
+    ringfence_xenbus::toolstack::create(store, &device, entries).unwrap();
+    device
 }
 
 fn disk_status(lab: &mut Lab, device: &DeviceId) -> String {
@@ -359,15 +368,34 @@ impl Drop for Killed {
 
 fn attach_taken_over_reaches_nothing_of_the_host() {
     require!(Need::Root, Need::Guests);
-    let decoys = Decoys::new();
     let mut lab = Lab::start(|dir| configure(dir, ""));
     plug_in(&mut lab.store, 2);
+    attach_taken_over_reaches_nothing(&lab, &["--name", "eth7"]);
+}
+
+fn attach_of_a_disk_taken_over_reaches_nothing_of_the_host() {
+    require!(Need::Root, Need::Guests);
+    let mut lab = Lab::start(|dir| configure(dir, ""));
+    let image = lab.dir.path().join("images/a");
+    fs::write(&image, [0; 4096]).unwrap();
+    create_disk(&mut lab.store, DomId(2), image.to_str().unwrap());
+    let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
+    lab.store.set_perms(&frontend_root(DomId(2), DeviceKind::Vbd), &readable).unwrap();
+    let socket = lab.dir.path().join("disk.sock");
+    let options = ["--disk", "xvda", "--socket", socket.to_str().unwrap()];
+    attach_taken_over_reaches_nothing(&lab, &options);
+}
+
+/// Runs the attacks in `ringfence attach` with these options, and checks that none succeeds.
+fn attach_taken_over_reaches_nothing(lab: &Lab, options: &[&str]) {
+    let decoys = Decoys::new();
     let log = lab.dir.path().join("attach.log");
     let attach = Command::new("unshare")
         .arg("--net")
         .args(decoys.starter())
-        .args(["attach", "--name", "eth7", "-v", "--platform"])
+        .args(["attach", "-v", "--platform"])
         .arg(format!("local:{}", lab.dir.path().join("hub.sock").display()))
+        .args(options)
         .stdin(Stdio::null())
         .stderr(fs::File::create(&log).unwrap())
         .spawn()

@@ -9,6 +9,7 @@ use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, frontend_root};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenbus::toolstack::DeviceEntries;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Signal, kill_process};
@@ -17,18 +18,18 @@ use crate::require;
 use crate::support::needs::{Need, beside_product};
 use crate::support::{Lab, MOMENT, Running, eventually, sha256, write_noise};
 
-const DRIVER: DomId = DomId(1);
+pub(super) const DRIVER: DomId = DomId(1);
 
 /// Hub and its toolstack.
-struct World {
-    lab: Lab,
-    hub: Running,
+pub(super) struct World {
+    pub(super) lab: Lab,
+    pub(super) hub: Running,
     toolstack: StoreClient,
     _platform: LocalPlatform,
 }
 
 impl World {
-    fn new() -> World {
+    pub(super) fn new() -> World {
         let lab = Lab::new();
         let socket = lab.file("hub.sock");
         let program = env!("CARGO_BIN_EXE_ringfence");
@@ -53,11 +54,11 @@ impl World {
         World { lab, hub, toolstack, _platform: platform }
     }
 
-    fn platform(&self) -> String {
+    pub(super) fn platform(&self) -> String {
         format!("local:{}", self.lab.file("hub.sock").display())
     }
 
-    fn serve(&self, options: &[&str]) -> Running {
+    pub(super) fn serve(&self, options: &[&str]) -> Running {
         self.serve_in(&[], options)
     }
 
@@ -74,7 +75,7 @@ impl World {
         serve
     }
 
-    fn status(&self) -> Snapshot {
+    pub(super) fn status(&self) -> Snapshot {
         ask(&self.lab.file("run/serve.sock")).unwrap()
     }
 
@@ -84,8 +85,19 @@ impl World {
             DeviceId { kind: DeviceKind::Vif, frontend: DomId(number), backend: DRIVER, handle: 0 };
         let config = VifConfig { mac: [2, 0, 0, 0, 0, number.to_le_bytes()[0]], mtu: 1500 };
         toolstack::create(&mut self.toolstack, &device, config).unwrap();
+        self.show_devices(&device);
+    }
+
+    /// Creates a device with these entries, which its domain finds.
+    pub(super) fn create(&mut self, device: &DeviceId, entries: DeviceEntries<'_>) {
+        ringfence_xenbus::toolstack::create(&mut self.toolstack, device, entries).unwrap();
+        self.show_devices(device);
+    }
+
+    /// Permits a domain to list its devices of a kind, as libxl does.
+    fn show_devices(&mut self, device: &DeviceId) {
         let readable = PermissionList::owned_by(DomId(0), NodeAccess::Read);
-        let devices = frontend_root(device.frontend, DeviceKind::Vif);
+        let devices = frontend_root(device.frontend, device.kind);
         self.toolstack.set_perms(&devices, &readable).unwrap();
     }
 

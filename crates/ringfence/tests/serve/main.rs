@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod attach;
+mod attach_disk;
 mod disks;
 mod operator;
 #[path = "../support/mod.rs"]
