@@ -30,6 +30,7 @@ pub(crate) const SYSTEM_FILES: &[(&str, &str, u32)] = &[
         "usr/lib/systemd/system/ringfence-vhost-user-blk@.service",
         0o644,
     ),
+    ("ringfence-shield@.service", "usr/lib/systemd/system/ringfence-shield@.service", 0o644),
 ];
 
 /// Adds the files that the program itself prints: manual pages and completions. `share` is the tree's `/usr/share`.

@@ -281,16 +281,8 @@ impl Dist<'_> {
         contents::add_guides(tree, "share", self.root)?;
         contents::add_profiles(tree, "share", self.root)?;
         let dist = self.root.join("dist");
-        for (name, mode) in [
-            ("ringfence-serve.service", 0o644),
-            ("ringfence-vhost-user-net@.service", 0o644),
-            ("ringfence-vhost-user-blk@.service", 0o644),
-            ("ringfence.toml", 0o644),
-            ("vif-ringfence", 0o755),
-            ("block-ringfence", 0o755),
-            ("pasta-alternatives", 0o755),
-        ] {
-            tree.copy(&format!("share/ringfence/{name}"), mode, &dist.join(name))?;
+        for (name, _, mode) in contents::SYSTEM_FILES {
+            tree.copy(&format!("share/ringfence/{name}"), *mode, &dist.join(name))?;
         }
         for (name, text) in licences {
             tree.add(&format!("share/doc/ringfence/{name}"), 0o644, text)?;
@@ -369,6 +361,7 @@ mod tests {
             "share/ringfence/apparmor/ringfence",
             "share/ringfence/ringfence-serve.service",
             "share/ringfence/ringfence-vhost-user-net@.service",
+            "share/ringfence/ringfence-shield@.service",
         ] {
             assert!(
                 list.lines().any(|line| line.ends_with(&format!("-x86_64-linux/{path}"))),

@@ -37,25 +37,27 @@ fn command_lines_of_unit_are_valid() {
 /// Units for the devices of virtual machines.
 const OF_NET: &str = include_str!("../../../../dist/ringfence-vhost-user-net@.service");
 const OF_BLK: &str = include_str!("../../../../dist/ringfence-vhost-user-blk@.service");
+const OF_SHIELD: &str = include_str!("../../../../dist/ringfence-shield@.service");
 
 #[test]
 fn command_lines_of_units_for_virtual_machines_are_valid() {
-    for (unit, kind) in [(OF_NET, "net"), (OF_BLK, "blk")] {
+    for (unit, kind) in [(OF_NET, "net"), (OF_BLK, "blk"), (OF_SHIELD, "shield")] {
         let line = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
         // The example in the head of the unit.
         let options = line("#   echo 'OPTIONS=").split_once('\'').unwrap().0;
         let start = line("ExecStart=").replace("%t", "/run").replace("%i", "vm1");
         let start = start.replace("$OPTIONS", options);
-        match Cli::try_parse_from(start.split(' ')).map(|cli| cli.command) {
-            Ok(Command::VhostUser(args)) => {
-                let socket = match &args.device {
-                    DeviceArgs::Net(args) => &args.socket,
-                    DeviceArgs::Blk(args) => &args.socket,
-                };
-                assert_eq!(socket, Path::new(&format!("/run/ringfence-vhost-user/vm1.{kind}")));
-            }
+        let (socket, status) = match Cli::try_parse_from(start.split(' ')).map(|cli| cli.command) {
+            Ok(Command::VhostUser(args)) => match args.device {
+                DeviceArgs::Net(args) => (args.socket, args.status_socket),
+                DeviceArgs::Blk(args) => (args.socket, args.status_socket),
+            },
+            Ok(Command::Shield(args)) => (args.listen, args.status_socket),
             other => panic!("{start}: {other:?}"),
-        }
+        };
+        let expected = format!("/run/ringfence-vhost-user/vm1.{kind}");
+        assert_eq!(socket, Path::new(&expected));
+        assert_eq!(status.as_deref(), Some(Path::new(&format!("{expected}-status"))));
         assert_eq!(line("RuntimeDirectory="), "ringfence-vhost-user");
         assert_eq!(line("EnvironmentFile="), format!("/etc/ringfence/%i.{kind}"));
         assert_eq!(line("Restart="), "always");
