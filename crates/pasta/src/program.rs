@@ -11,3 +11,6 @@ pub const PASST: &str = "passt";
 
 /// Name of the command that serves the network card of a virtual machine.
 pub const NET: &str = "vhost-user net";
+
+/// Name of the command that stands between a virtual machine and a foreign backend.
+pub const SHIELD: &str = "shield";

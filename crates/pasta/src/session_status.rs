@@ -48,7 +48,7 @@ pub struct SessionStatus {
     pub link: String,
     #[serde(flatten)]
     pub machine: MachineState,
-    /// Counters of the uplink, or of the card on a switch or TAP, that are not zero.
+    /// Counters of the uplink, of the card on a switch or TAP, or of the shield, that are not zero.
     pub traffic: BTreeMap<String, u64>,
     /// The same for each queue of the link. Empty if it has one.
     #[serde(default)]
@@ -90,6 +90,15 @@ impl fmt::Display for SessionStatus {
             for (number, queue) in self.queues.iter().enumerate() {
                 writeln!(f, "{link}: queue {number}: {}", QueueSentence(queue))?;
             }
+        }
+        if program == crate::program::SHIELD {
+            let [requests, waits] = ["requests", "waits_for_pool"].map(|name| self.sum(&[name]));
+            let [to, from] = ["bytes_to_backend", "bytes_from_backend"]
+                .map(|name| byte_count(self.sum(&[name])));
+            writeln!(
+                f,
+                "{link}: {requests} requests, {waits} waited for the pool; {to} copied to the backend, {from} back"
+            )?;
         }
         if let Some(egress) = &self.egress {
             writeln!(f, "egress: {egress}")?;
@@ -300,6 +309,23 @@ mod tests {
             MachineState { withheld_bytes: 4 << 30, ..state(Some((64 << 20, true)), 0) };
         let withheld = server.status().to_string();
         assert!(withheld.contains("vhost-user: lent 64 MiB, 4 GiB withheld\n"), "{withheld}");
+    }
+
+    #[test]
+    fn status_of_a_shield_has_its_copies_and_waits() {
+        let mut server =
+            StatusServer::new(None, SessionNames { program: "shield", ..names() }).unwrap();
+        let counts = [
+            ("requests", 5),
+            ("bytes_to_backend", 4096),
+            ("bytes_from_backend", 7),
+            ("waits_for_pool", 2),
+        ];
+        let traffic = counts.map(|(name, count)| (name.to_owned(), count)).into();
+        server.take_totals(UplinkTotals { traffic, ..UplinkTotals::default() });
+        let text = server.status().to_string();
+        let line = "vhost-user: 5 requests, 2 waited for the pool; 4096 B copied to the backend, 7 B back\n";
+        assert!(text.ends_with(line), "{text}");
     }
 
     /// Asks a server at its socket, while `serve` runs its part of the session's loop.

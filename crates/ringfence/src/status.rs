@@ -1,5 +1,7 @@
 //! `ringfence status`: prints the state of a running daemon, or of a guest of `ringfence run`, as a table or as JSON.
 
+mod metrics;
+
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -32,7 +34,10 @@ Examples:
     ringfence status web
 
   A virtual machine of `ringfence passt --status-socket /run/vm.status`:
-    ringfence status --socket /run/vm.status";
+    ringfence status --socket /run/vm.status
+
+  The same for the textfile collector of node_exporter:
+    ringfence status --socket /run/vm.status --metrics > /var/lib/node_exporter/vm.prom";
 
 /// Show what `ringfence serve` serves, or the state of a guest of `ringfence run`
 ///
@@ -51,6 +56,10 @@ pub struct StatusArgs {
     /// Print the counters too
     #[arg(long, conflicts_with = "json")]
     pub counters: bool,
+
+    /// Print the state of the session at `--socket` for Prometheus, in the OpenMetrics text format
+    #[arg(long, requires = "socket", conflicts_with_all = ["json", "counters"])]
+    pub metrics: bool,
 
     /// The daemon's socket, or that of `--status-socket` of `pasta`, `passt`, `vhost-user blk`, `pool-proxy` and `shield` [default: as the daemon's configuration says]
     #[arg(long, value_name = "PATH")]
@@ -79,8 +88,13 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
         return status::print(guest, form);
     }
     let socket = match &args.socket {
-        Some(socket) => match print_session(socket, args.json)? {
+        Some(socket) => match print_session(socket, args)? {
             true => return Ok(()),
+            false if args.metrics => anyhow::bail!(
+                "{}: no session has this status socket. (`ringfence serve` exports metrics by `listen` in [metrics] of its \
+                 configuration.)",
+                socket.display()
+            ),
             false => socket.clone(),
         },
         None => Config::load(Path::new(PATH_DEFAULT), true)?.serve.status_socket,
@@ -102,13 +116,16 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
     Ok(Out.write_all(text.as_bytes())?)
 }
 
-/// Prints the state of a `pasta` or `passt` with this status socket. Returns `false` if the socket is another program's.
-fn print_session(socket: &Path, json: bool) -> anyhow::Result<bool> {
+/// Prints the state of a session with this status socket. Returns `false` if the socket is another program's.
+fn print_session(socket: &Path, args: &StatusArgs) -> anyhow::Result<bool> {
     let status = session_status::ask(socket).with_context(|| socket.display().to_string())?;
     let Some(status) = status else { return Ok(false) };
-    let text = match json {
-        true => format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?)),
-        false => printable_lines(&status.to_string()),
+    let text = if args.metrics {
+        metrics::render(socket, status)
+    } else if args.json {
+        format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?))
+    } else {
+        printable_lines(&status.to_string())
     };
     Out.write_all(text.as_bytes())?;
     Ok(true)
@@ -179,6 +196,10 @@ impl DaemonTable<'_> {
         if vif.is_stalled() {
             let dropped = vif.sum("drop_link_down");
             writeln!(f, "{}: stalled: the guest takes no frames; {dropped} dropped", vif.name)?;
+        }
+        if vif.queue_drops() > 0 {
+            let (name, dropped) = (&vif.name, vif.queue_drops());
+            writeln!(f, "{name}: {dropped} frames for it were dropped: the TAP's queue was full")?;
         }
         if !vif.rules.is_empty() {
             writeln!(f, "{}: rules broken: {}", vif.name, listed(&vif.rules))?;
@@ -297,7 +318,7 @@ fn sum(queues: &[QueueStatus], name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_driver::xen::status::{Counts, DaemonStatus};
+    use ringfence_driver::xen::status::{Counts, DaemonStatus, QUEUE_FULL};
 
     #[test]
     fn table_has_line_for_each_device_and_lists_problems() {
@@ -317,6 +338,7 @@ mod tests {
             mode: "copy".to_owned(),
             queue_count: 1,
             queues: vec![QueueStatus { counters }],
+            tap: Some(Counts::from([(QUEUE_FULL.to_owned(), 6)])),
             ..VifStatus::default()
         };
         let waiting = VifStatus {
@@ -379,5 +401,6 @@ mod tests {
         assert!(!text.contains("rx_bytes"));
         assert!(table(true).contains("vif5.0: drop_link_down 5, rx_bytes 12345, "));
         assert!(text.contains("vif5.0: stalled: the guest takes no frames; 5 dropped\n"));
+        assert!(text.contains("vif5.0: 6 frames for it were dropped: the TAP's queue was full\n"));
     }
 }

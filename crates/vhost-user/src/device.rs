@@ -129,7 +129,7 @@ pub struct Device {
     signal: EventSignal,
 }
 
-// #syscall disk sendto: a change of the configuration space
+// #syscall disk,shield sendto: a change of the configuration space
 // #syscall uplink,disk,card,shield getsockopt 1=SOL_SOCKET: the type of a socket for requests
 // #syscall uplink,disk,card,shield eventfd2: what the files of vrings are compared with
 // #syscall uplink,disk,card,shield epoll_ctl: waiting for kicks of a virtual machine
@@ -204,13 +204,22 @@ impl Device {
         (&self.memory, &mut self.vrings, &self.signal)
     }
 
-    /// Replaces the configuration space, and tells the hypervisor, if it has passed a socket for requests.
+    /// Replaces the configuration space, and tells the hypervisor.
     ///
     /// # Errors
     ///
     /// Returns [`ClientFault`] for a hypervisor that does not read its requests; it is to be disconnected.
     pub fn set_config(&mut self, config: Vec<u8>) -> Result<(), ClientFault> {
         self.config = config;
+        self.tell_change()
+    }
+
+    /// Tells the hypervisor of a change of the configuration space, if it has passed a socket for requests.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault`], with `EAGAIN` if that socket has no room.
+    pub fn tell_change(&self) -> Result<(), ClientFault> {
         let socket = self.requests.each().next();
         let Some(socket) = socket.filter(|_| self.speaks(protocol_feature::CONFIG)) else {
             return Ok(());

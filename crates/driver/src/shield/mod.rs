@@ -13,6 +13,8 @@
 
 mod process;
 
+use std::collections::BTreeMap;
+
 use ringfence_vhost_user::MachineState;
 use serde::{Deserialize, Serialize};
 
@@ -33,13 +35,16 @@ pub struct ShieldConfig {
 /// Messages to a shield process after its configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToShield {
-    /// Answers [`FromShield::Connect`]. With the connection and a pool, unless `problem` is set.
+    /// Answers [`FromShield::Connect`]. With the connection, a pool and a pair of sockets for the backend's requests, unless
+    /// `problem` is set.
     Connected {
         /// Reason for which the backend cannot be reached.
         problem: Option<String>,
     },
     /// Answers [`FromShield::LogFile`]; with the file.
     LogFile,
+    /// Requests [`FromShield::Traffic`].
+    Traffic,
 }
 
 /// Reports of a shield process.
@@ -47,12 +52,14 @@ pub enum ToShield {
 pub enum FromShield {
     /// Hypervisors are served.
     Ready,
-    /// Requests a connection to the backend, and a pool.
+    /// Requests a connection to the backend, and its further files.
     Connect,
     /// Requests a file for an in-flight log, in place of one that was used.
     LogFile,
     /// State of the hypervisor of now, after each change.
     Machine(MachineState),
+    /// Counters that are not zero, since the start of the process.
+    Traffic(BTreeMap<String, u64>),
     /// The process cannot continue, for this reason.
     Failed(String),
 }

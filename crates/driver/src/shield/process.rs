@@ -18,7 +18,7 @@ use ringfence_sys::pace::Spin;
 use ringfence_sys::poll::wait_any;
 use ringfence_vhost_user::MachineState;
 use ringfence_vhost_user::clients::LOGGED_MAX;
-use ringfence_vhost_user::shield::{Broken, Outcome, Shield, ShieldOptions};
+use ringfence_vhost_user::shield::{BackendFiles, Broken, Outcome, Shield, ShieldOptions};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -27,6 +27,9 @@ use super::{FromShield, LOG_FILES, ShieldConfig, ToShield};
 
 /// Maximum time to poll after the last work, where other processors can produce work meanwhile.
 const SPIN_MAX: Duration = Duration::from_micros(50);
+
+/// Maximum time between two looks at the session's messages.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Failures of a shield process.
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +103,15 @@ impl ShieldServer<'_> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let mut spin = Spin::new(if processors == 1 { Duration::ZERO } else { SPIN_MAX });
         let (mut last_work, mut slept) = (Instant::now(), None);
+        let mut last_look = last_work;
         loop {
             let now = Instant::now();
+            if now.duration_since(last_look) >= LOOK_INTERVAL {
+                last_look = now;
+                if !self.hear_session()? {
+                    return Ok(());
+                }
+            }
             match self.shield.round(now) {
                 Ok(Outcome::Idle) => {}
                 Ok(Outcome::Worked) => {
@@ -152,6 +162,13 @@ impl ShieldServer<'_> {
                 self.shield.add_log_file(file);
                 Ok(true)
             }
+            Ok(Some((ToShield::Traffic, _))) => {
+                let counts = self.shield.totals().named().into_iter();
+                let counts = counts.filter(|(_, count)| *count > 0);
+                let counts = counts.map(|(name, count)| (name.to_owned(), count)).collect();
+                self.channel.send_or_drop(&FromShield::Traffic(counts));
+                Ok(true)
+            }
             Ok(Some((ToShield::Connected { problem: Some(problem) }, _))) => {
                 if std::mem::take(&mut self.was_reached) {
                     tracing::warn!("the backend cannot be reached: {problem}");
@@ -167,14 +184,14 @@ impl ShieldServer<'_> {
 
     /// Uses a connection to the backend, unless the hypervisor has gone.
     fn attach(&mut self, fds: Descriptors) -> Result<bool, ShieldError> {
-        let [backend, pool] = expect_fds(fds)?;
+        let [socket, pool, own, theirs] = expect_fds(fds)?;
         if !self.shield.has_client() {
             self.shield.forget_wish();
-            dispose_socket(backend);
+            dispose_socket(socket);
             return Ok(true);
         }
         self.was_reached = true;
-        match self.shield.attach(backend, pool) {
+        match self.shield.attach(BackendFiles { socket, pool, channel: [own, theirs] }) {
             Ok(()) => tracing::info!("a hypervisor and the backend are connected"),
             Err(broken) => self.lose(&broken),
         }

@@ -17,12 +17,21 @@ use ringfence_uplink_process::totals::EgressTotals;
 /// Renders the metrics of these guests. Guests without a policy have none.
 pub(super) fn render(rows: &[Row]) -> String {
     let of = |row: &Row| Some((row.guest.name.clone(), row.pid.to_string(), row.egress?));
-    let mut registry = Registry::with_prefix("ringfence_guest_egress");
-    registry.register_collector(Box::new(Source(rows.iter().filter_map(of).collect())));
+    let mut registry = Registry::with_prefix("ringfence");
+    register_egress(&mut registry, rows.iter().filter_map(of).collect());
     let mut text = String::new();
     // Writing to a `String` never fails, and the collector fails only if a write does.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
     text
+}
+
+/// Adds the verdicts of guests: name, process number of the launcher or session, and totals of each.
+pub(crate) fn register_egress(
+    registry: &mut Registry,
+    guests: Vec<(String, String, EgressTotals)>,
+) {
+    let egress = registry.sub_registry_with_prefix("guest_egress");
+    egress.register_collector(Box::new(Source(guests)));
 }
 
 /// Name, process number of the launcher, and totals of each guest.

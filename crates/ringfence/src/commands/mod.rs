@@ -14,7 +14,7 @@ pub mod disk;
 pub mod exec;
 pub(crate) mod find;
 pub mod logs;
-mod metrics;
+pub(crate) mod metrics;
 pub mod policy;
 pub mod port;
 pub mod ps;

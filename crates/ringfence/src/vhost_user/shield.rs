@@ -5,11 +5,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use ringfence_driver::shield::{FromShield, LOG_FILES, ShieldConfig, ToShield};
+use ringfence_pasta::program::SHIELD;
 use ringfence_pasta::session_status::SessionNames;
 use ringfence_pasta::values::PoolArg;
 use ringfence_sandbox::DomainKind;
@@ -80,10 +82,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
 
 /// Messages of the shield process.
 impl DeviceReport for FromShield {
+    const ASK: Option<fn(&Channel) -> bool> =
+        Some(|shield| shield.send_now(&ToShield::Traffic, &[]).is_ok());
+
     fn sort(self) -> Report<FromShield> {
         match self {
             FromShield::Ready => Report::Ready,
             FromShield::Machine(state) => Report::Machine(state),
+            FromShield::Traffic(traffic) => Report::Traffic(traffic),
             FromShield::Failed(why) => Report::Failed(why),
             asks @ (FromShield::Connect | FromShield::LogFile) => Report::Own(asks),
         }
@@ -97,7 +103,7 @@ impl DeviceReport for FromShield {
 /// Returns an error if the socket cannot be created, or the shield process fails.
 pub(super) fn serve(args: &ShieldArgs) -> anyhow::Result<u8> {
     let names = SessionNames {
-        program: "shield",
+        program: SHIELD,
         guest: String::new(),
         process: "the backend",
         link: "vhost-user",
@@ -123,13 +129,14 @@ pub(super) fn serve(args: &ShieldArgs) -> anyhow::Result<u8> {
 struct Supply<'a>(&'a ShieldArgs);
 
 impl Supply<'_> {
-    /// Connects to the backend, and creates the pool for it.
-    fn connection(&self) -> Result<(OwnedFd, OwnedFd), String> {
+    /// Connects to the backend, and creates the pool and the pair of sockets for it.
+    fn connection(&self) -> Result<[OwnedFd; 4], String> {
         let Supply(args) = self;
         let failed = |error| format!("{}: {error}", args.backend.display());
         let socket = dial(&args.backend).map_err(failed)?;
         let pool = pool(args.pool).map_err(|error| format!("a pool: {error}"))?;
-        Ok((socket, pool))
+        let (own, theirs) = UnixStream::pair().map_err(|error| format!("a channel: {error}"))?;
+        Ok([socket, pool, own.into(), theirs.into()])
     }
 }
 
@@ -139,8 +146,8 @@ impl SessionPart<FromShield> for Supply<'_> {
         let _ = match message {
             FromShield::LogFile => shield.send_now(&ToShield::LogFile, &[log_file()?.as_fd()]),
             _ => match self.connection() {
-                Ok((socket, pool)) => {
-                    let fds = [socket.as_fd(), pool.as_fd()];
+                Ok(files) => {
+                    let fds = files.each_ref().map(AsFd::as_fd);
                     shield.send_now(&ToShield::Connected { problem: None }, &fds)
                 }
                 Err(problem) => {

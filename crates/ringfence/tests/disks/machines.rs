@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use crate::require;
 use crate::support::disks::{Background, image_file, is_listening, listens, rounds};
 use crate::support::needs::Need;
-use crate::support::{Lab, MOMENT, Running};
+use crate::support::{Finished, Lab, MOMENT, Running};
 
 /// Starts the command with these options on `disk`, and waits until it serves.
 fn blk(lab: &Lab, disk: &str, options: &str) -> Running {
@@ -104,6 +104,29 @@ fn machine_that_truncates_its_memory_costs_its_own_connection() {
     running.end();
 }
 
+/// Passes a socket for requests of a disk. Returns the end of the machine.
+pub(crate) fn requests_of(disk: &FrontDisk) -> UnixStream {
+    let (requests, far) = UnixStream::pair().unwrap();
+    requests.set_read_timeout(Some(MOMENT)).unwrap();
+    disk.front().order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
+    requests
+}
+
+/// Waits for the notice of a change, and checks the size that the machine reads then.
+pub(crate) fn expect_size(requests: &mut UnixStream, disk: &FrontDisk, bytes: u64) {
+    let mut told = [0; 12];
+    requests.read_exact(&mut told).unwrap();
+    assert_eq!(told, [2_u32, 1, 0].map(u32::to_ne_bytes).concat()[..]);
+    let capacity = config(&disk.front()).unwrap()[..8].try_into().unwrap();
+    assert_eq!(u64::from_le_bytes(capacity) * 512, bytes);
+}
+
+/// Changes the size of a disk of Ringfence by its socket `control`.
+pub(crate) fn resize(lab: &Lab, size: &str) -> Finished {
+    let words = [lab.program(), "disk", "resize", "./control", size];
+    lab.spawn(&words).finish(MOMENT)
+}
+
 #[test]
 fn machine_has_the_size_of_its_disk_as_soon_as_that_grows() {
     require!(Need::Guests);
@@ -113,22 +136,13 @@ fn machine_has_the_size_of_its_disk_as_soon_as_that_grows() {
     let running = blk(&lab, &path, "--control control");
     let protocol = PROTOCOL | protocol_feature::BACKEND_REQ;
     let disk = connect(&lab, FrontShape { protocol, ..shape(2) });
-    let (mut requests, far) = UnixStream::pair().unwrap();
-    requests.set_read_timeout(Some(MOMENT)).unwrap();
-    disk.front().order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
-    let resize = |size: &str| {
-        let words = [lab.program(), "disk", "resize", "./control", size];
-        lab.spawn(&words).finish(MOMENT)
-    };
+    let mut requests = requests_of(&disk);
+    let resize = |size: &str| resize(&lab, size);
     for (size, bytes) in [("8M", 8_u64 << 20), ("12M", 12 << 20)] {
         let done = resize(size);
         let expected = format!("./control: the disk has {bytes} bytes\n");
         assert_eq!((done.status, &done.stdout), (Some(0), &expected), "{}", done.stderr);
-        let mut told = [0; 12];
-        requests.read_exact(&mut told).unwrap();
-        assert_eq!(told, [2_u32, 1, 0].map(u32::to_ne_bytes).concat()[..]);
-        let capacity = config(&disk.front()).unwrap()[..8].try_into().unwrap();
-        assert_eq!(u64::from_le_bytes(capacity) * 512, bytes);
+        expect_size(&mut requests, &disk, bytes);
         assert_eq!(std::fs::metadata(&file).unwrap().len(), bytes);
         Workload::new(21).exercise(&disk, 50);
     }

@@ -6,10 +6,12 @@ use ringfence_block::storage::testing::checker::Checker;
 use ringfence_block::storage::testing::workload::Workload;
 use ringfence_block::storage::testing::{Driver, Random};
 use ringfence_block::vhost_user::testing::shape;
+use ringfence_driver::xen::metrics::testing as openmetrics;
 use ringfence_vhost_user::testing::{FrontShape, Frontend};
-use ringfence_wire::vhost_user::number;
+use ringfence_wire::vhost_user::{number, protocol_feature};
 use rustix::process::Signal;
 
+use super::machines::{expect_size, requests_of, resize};
 use super::pool_proxy::{
     PYTHON, QEMU, SECRET_BYTES, connect, foreign_disk, hits, secret_memory, status, wait_for_status,
 };
@@ -29,8 +31,8 @@ fn shield(lab: &Lab, options: &str) -> Running {
 
 /// Starts a disk of Ringfence that accepts no more memory than a pool of 64 MiB.
 fn own_disk(lab: &Lab, file: &str) -> Running {
-    let words =
-        ["vhost-user", "blk", "--socket", "backend", "--require-pool", "64M", "--disk", file];
+    let pool = ["--require-pool", "64M", "--control", "control"];
+    let words = [&["vhost-user", "blk", "--socket", "backend", "--disk", file][..], &pool].concat();
     let running = lab.spawn(&[&[lab.program()][..], &words].concat());
     running.wait_for_error(" serves ");
     running
@@ -38,7 +40,9 @@ fn own_disk(lab: &Lab, file: &str) -> Running {
 
 /// Returns the shape of a machine without a pool.
 fn machine(vrings: u16) -> FrontShape {
-    FrontShape { has_mark: false, ..shape(vrings) }
+    let shape = shape(vrings);
+    let protocol = shape.protocol | protocol_feature::BACKEND_REQ;
+    FrontShape { has_mark: false, protocol, ..shape }
 }
 
 /// Creates a machine that has a secret in its memory, beside the buffers and vrings of its disk.
@@ -63,6 +67,8 @@ fn foreign_backend_behind_the_shield_stores_data_and_sees_no_memory_of_the_machi
     let sees = hits(&lab, shield.pid(), secret);
     assert!(sees >= SECRET_BYTES / 4096, "the search does not find the secret: {sees}");
     wait_for_status(&lab, "vhost-user: lent 64 MiB, ");
+    wait_for_status(&lab, " copied to the backend, ");
+    check_metrics(&lab);
     // Data that the machine has written is in the pool: the search finds what the backend gets.
     let text = "text-that-the-machine-has-written";
     let mut sector = vec![b'.'; 4096];
@@ -72,6 +78,49 @@ fn foreign_backend_behind_the_shield_stores_data_and_sees_no_memory_of_the_machi
     assert_eq!(shield.end().status, Some(0));
 }
 
+/// Checks the metrics of a shield whose only backend has served requests in its pool of 64 MiB.
+fn check_metrics(lab: &Lab) {
+    let words = [lab.program(), "status", "--socket", "status", "--metrics"];
+    let text = lab.spawn(&words).succeed(MOMENT);
+    let samples = openmetrics::read(&text).unwrap();
+    let labels = "socket=\"status\",program=\"shield\"";
+    let value = |name: &str, label: &str| {
+        let series = format!("ringfence_session_{name}{{{labels}{label}}}");
+        *samples.get(&series).unwrap_or_else(|| panic!("{series}: {text}"))
+    };
+    let traffic = |counter| value("traffic_total", &format!(",counter=\"{counter}\""));
+    assert!(traffic("requests") >= 200.0, "{text}");
+    assert!(traffic("bytes_to_backend") > 1e5 && traffic("bytes_from_backend") > 1e5, "{text}");
+    assert_eq!(traffic("backends"), 1.0);
+    assert_eq!(value("memory_bytes", ",kind=\"lent\""), f64::from(64 << 20));
+    assert!(value("memory_bytes", ",kind=\"withheld\"") >= f64::from(32 << 20), "{text}");
+    assert_eq!(value("clients_refused_total", ""), 0.0);
+}
+
+#[test]
+fn machine_behind_the_shield_has_the_size_of_its_disk_as_soon_as_that_grows() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let file = image_file(&lab, 4).display().to_string();
+    let backend = own_disk(&lab, &file);
+    let shield = shield(&lab, "--reconnect");
+    let disk = connect(&lab, "s", Frontend::new(machine(2)).unwrap()).unwrap();
+    let mut requests = requests_of(&disk);
+    for (size, bytes) in [("8M", 8_u64 << 20), ("12M", 12 << 20)] {
+        let done = resize(&lab, size);
+        assert_eq!(done.status, Some(0), "{}", done.stderr);
+        expect_size(&mut requests, &disk, bytes);
+    }
+    // A disk that grows between two backends.
+    backend.end();
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(16 << 20).unwrap();
+    let backend = own_disk(&lab, &file);
+    expect_size(&mut requests, &disk, 16 << 20);
+    Workload::new(46).exercise(&disk, 50);
+    assert_eq!(shield.end().status, Some(0));
+    backend.end();
+}
+
 #[test]
 fn foreign_backend_without_the_shield_sees_memory_of_the_machine() {
     require!(Need::Root, QEMU, PYTHON);
@@ -79,7 +128,7 @@ fn foreign_backend_without_the_shield_sees_memory_of_the_machine() {
     let lab = Lab::new();
     let daemon = foreign_disk(&lab, "backend");
     let shape = FrontShape { has_mark: false, ..super::pool_proxy::foreign_shape() };
-    let protocol = shape.protocol & !ringfence_wire::vhost_user::protocol_feature::BACKEND_REQ;
+    let protocol = shape.protocol & !protocol_feature::BACKEND_REQ;
     let mut front = Frontend::new(FrontShape { protocol, ..shape }).unwrap();
     front.other_files.push(secret_memory(secret));
     let disk = connect(&lab, "backend", front).unwrap();

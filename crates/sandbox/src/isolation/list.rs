@@ -69,6 +69,7 @@ pub(super) const LIST: &[Allowed] = &[
     // vhost-user/src/clients.rs: waiting for clients
     // vhost-user/src/device.rs: waiting for kicks of a virtual machine
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
+    // vhost-user/src/shield/device/vrings.rs: calls of a backend
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -353,6 +354,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // vhost-user/src/proxy/relay.rs: readiness of the sockets of a relay
     // vhost-user/src/shield/connection.rs: an answer of the backend
+    // vhost-user/src/shield/notices.rs: requests of a backend while the shield waits for an answer
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_ppoll, &[]),

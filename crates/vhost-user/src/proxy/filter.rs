@@ -424,13 +424,9 @@ impl Filter {
     ///
     /// Returns [`ProxyFault`]; both are to be disconnected.
     pub fn take_channel_request(&mut self, message: ProxyMessage) -> Result<Outgoing, ProxyFault> {
-        let ProxyMessage { header, payload, .. } = message;
+        let ProxyMessage { header, .. } = message;
         let number = header.request;
-        let is_passed = number == CONFIG_CHANGE && self.protocol & protocol::CONFIG != 0;
-        if !is_passed || !payload.is_empty() {
-            let name = table::channel_name(number);
-            return Err(ProxyFault::Channel { number, name });
-        }
+        table::check_channel_request(header, self.protocol & protocol::CONFIG != 0)?;
         self.awaits_channel = header.needs_reply && self.protocol & protocol::REPLY_ACK != 0;
         let bytes = vhost_user::request(number, self.awaits_channel, &[]);
         Ok(Outgoing::new(bytes, Descriptors::default()))

@@ -1,6 +1,8 @@
 //! Table of the requests: their names, payloads, features, answers and decisions. The [module](super) has the reasons.
 
-use ringfence_wire::vhost_user::protocol_feature as protocol;
+use ringfence_wire::vhost_user::{Header, protocol_feature as protocol};
+
+use super::fault::ProxyFault;
 
 /// Way of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,8 +159,21 @@ pub(crate) const SET_CONFIG: u32 = 25;
 /// Number of the one request that a backend may send: its configuration space has changed.
 pub(crate) const CONFIG_CHANGE: u32 = 2;
 
+/// Checks a request of a backend: only [`CONFIG_CHANGE`] passes, where its protocol feature was negotiated.
+///
+/// # Errors
+///
+/// Returns [`ProxyFault::Channel`] for any other.
+pub(crate) fn check_channel_request(header: Header, has_config: bool) -> Result<(), ProxyFault> {
+    let Header { request: number, len, .. } = header;
+    if number == CONFIG_CHANGE && has_config && len == 0 {
+        return Ok(());
+    }
+    Err(ProxyFault::Channel { number, name: channel_name(number) })
+}
+
 /// Returns the name of a request of a backend.
-pub(crate) fn channel_name(number: u32) -> Option<&'static str> {
+fn channel_name(number: u32) -> Option<&'static str> {
     Some(match number {
         1 => "IOTLB_MSG",
         CONFIG_CHANGE => "CONFIG_CHANGE_MSG",

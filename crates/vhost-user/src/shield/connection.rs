@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
 use super::fault::ShieldFault;
+use super::notices::Notices;
 use super::pool::ShieldPool;
 use super::shadow::ShadowQueue;
 use crate::proxy::ProxyFault;
@@ -40,6 +41,7 @@ pub(super) const QUEUES_MAX: u16 = 64;
 #[derive(Debug)]
 pub(super) struct Connection {
     end: End,
+    pub(super) notices: Notices,
     pub(super) pool: ShieldPool,
     features: u64,
     protocol: u64,
@@ -66,36 +68,52 @@ impl Events {
 }
 
 impl Connection {
-    /// Negotiates with a backend.
+    /// Negotiates with a backend. `channel` is a pair of sockets for its requests.
     ///
     /// # Errors
     ///
     /// Returns [`ShieldFault`] for a backend that breaks a rule, is silent, or has no protocol features.
-    pub(super) fn new(socket: OwnedFd, pool: ShieldPool) -> Result<Connection, ShieldFault> {
-        let end = End::new(socket);
+    pub(super) fn new(
+        socket: OwnedFd,
+        pool: ShieldPool,
+        channel: [OwnedFd; 2],
+    ) -> Result<Connection, ShieldFault> {
+        let (end, notices) = (End::new(socket), Notices::default());
         let (features, protocol, queues) = (0, 0, 1);
-        let mut made = Connection { end, pool, features, protocol, queues, has_pool: false };
-        if let Err(fault) = made.negotiate() {
+        let has_pool = false;
+        let mut made = Connection { end, notices, pool, features, protocol, queues, has_pool };
+        if let Err(fault) = made.negotiate(channel) {
             made.close();
             return Err(fault);
         }
         Ok(made)
     }
 
-    fn negotiate(&mut self) -> Result<(), ShieldFault> {
+    fn negotiate(&mut self, channel: [OwnedFd; 2]) -> Result<(), ShieldFault> {
         self.features = self.ask_word(number::GET_FEATURES)?;
         if self.features & PROTOCOL_FEATURES == 0 {
             return Err(ProxyFault::TooOld.into());
         }
         let offered = self.ask_word(number::GET_PROTOCOL_FEATURES)?;
-        let chosen = offered & (PASSED_PROTOCOL | protocol::REPLY_ACK);
+        let own = protocol::REPLY_ACK | protocol::BACKEND_REQ;
+        let mut chosen = offered & (PASSED_PROTOCOL | own);
+        if chosen & protocol::CONFIG == 0 {
+            // The only request of a backend that passes is about its configuration space.
+            chosen &= !protocol::BACKEND_REQ;
+        }
         self.order(number::SET_PROTOCOL_FEATURES, &chosen.to_ne_bytes(), None)?;
         self.protocol = chosen;
         if chosen & protocol::MULTIQUEUE != 0 {
             let queues = self.ask_word(number::GET_QUEUE_NUM)?;
             self.queues = u16::try_from(queues).unwrap_or(QUEUES_MAX).clamp(1, QUEUES_MAX);
         }
-        self.order(number::SET_OWNER, &[], None)
+        self.order(number::SET_OWNER, &[], None)?;
+        if chosen & protocol::BACKEND_REQ != 0 {
+            let [own, theirs] = channel;
+            self.notices = Notices::new(own, chosen & protocol::REPLY_ACK != 0);
+            self.order(number::SET_BACKEND_REQ_FD, &[], Some(theirs))?;
+        }
+        Ok(())
     }
 
     /// Returns the features of the device that a hypervisor is offered.
@@ -233,18 +251,25 @@ impl Connection {
         }
     }
 
+    /// Waits for the event at most until the deadline, and serves the backend's requests: it may wait for an acknowledgement
+    /// before it answers.
     fn wait(
-        &self,
+        &mut self,
         event: PollFlags,
         name: &'static str,
         deadline: Instant,
     ) -> Result<(), ShieldFault> {
-        let mut files = [PollFd::new(&self.end, event)];
-        match wait_any(&mut files, Some(deadline)) {
-            Ok(0) => Err(ShieldFault::Silent { name, seconds: ANSWER_MAX.as_secs() }),
-            Ok(_) => Ok(()),
-            Err(source) => Err(ShieldFault::System { what: "waiting for the backend", source }),
+        let now = Instant::now();
+        if deadline <= now {
+            return Err(ShieldFault::Silent { name, seconds: ANSWER_MAX.as_secs() });
         }
+        self.notices.serve(now)?;
+        let until = self.notices.deadline().map_or(deadline, |due| due.min(deadline));
+        let mut files: Vec<_> =
+            [PollFd::new(&self.end, event)].into_iter().chain(self.notices.wait()).collect();
+        let waited = wait_any(&mut files, Some(until));
+        waited.map_err(|source| ShieldFault::System { what: "waiting for the backend", source })?;
+        Ok(())
     }
 
     /// Checks that the backend is there and sends nothing: it was not asked.
@@ -256,9 +281,9 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which half of a message is a fault.
+    /// Returns the time at which half of a message is a fault, or a notice is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.end.deadline()
+        [self.end.deadline(), self.notices.deadline()].into_iter().flatten().min()
     }
 
     /// Checks that the rest of a message is not overdue.
@@ -266,8 +291,9 @@ impl Connection {
         Ok(self.end.check_time(now)?)
     }
 
-    /// Closes the connection without waiting.
-    pub(super) fn close(self) {
+    /// Closes the connection and the channel without waiting.
+    pub(super) fn close(mut self) {
+        self.notices.close();
         self.end.close();
     }
 }

@@ -4,6 +4,7 @@
 // #syscall shield epoll_pwait,epoll_pwait2: their events
 
 mod requests;
+mod vrings;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -17,11 +18,12 @@ use rustix::io::Errno;
 use super::connection::{Connection, Events, QUEUES_MAX};
 use super::fault::ShieldFault;
 use super::pool::ShieldPool;
-use super::shadow::{ShadowQueue, ShadowShape};
+use super::shadow::ShadowQueue;
+use super::totals::ShieldTotals;
 use crate::device::{Device, DeviceOffer};
 use crate::proxy::end::{End, Incoming, Kind, ProxyMessage};
 use crate::proxy::{Party, ProxyFault};
-use crate::{HandedOver, PoolRule};
+use crate::{ClientFault, HandedOver, PoolRule};
 
 /// Maximum of messages in one round.
 const MESSAGES_PER_ROUND: usize = 32;
@@ -35,6 +37,7 @@ const VRINGS_MAX: usize = 2 * QUEUES_MAX as usize;
 /// Numbers of the events. Those of kicks lie between the last two.
 const FRONTEND: epoll::EventData = epoll::EventData::new_u64(0);
 const BACKEND: epoll::EventData = epoll::EventData::new_u64(1);
+const CHANNEL: epoll::EventData = epoll::EventData::new_u64(2);
 const CALLS: u64 = 1024;
 
 /// Settings of a shield.
@@ -42,6 +45,16 @@ const CALLS: u64 = 1024;
 pub struct ShieldOptions {
     /// The end of a backend does not end the hypervisor's connection: the next backend continues.
     pub reconnect: bool,
+}
+
+/// Files of a connection to a backend, which the process's sandbox cannot create.
+#[derive(Debug)]
+pub struct BackendFiles {
+    pub socket: OwnedFd,
+    /// Memfd for a fresh pool.
+    pub pool: OwnedFd,
+    /// Pair of sockets for requests of the backend.
+    pub channel: [OwnedFd; 2],
 }
 
 /// Outcome of a round.
@@ -108,6 +121,8 @@ pub struct Shield {
     /// The hypervisor's socket had no room for an answer.
     awaits_room: bool,
     rounds: u32,
+    /// Counters, without the traffic of the pool of now.
+    totals: ShieldTotals,
 }
 
 fn by(party: Party) -> impl Fn(ShieldFault) -> Broken {
@@ -150,6 +165,7 @@ impl Shield {
             is_frontend_gone: false,
             awaits_room: false,
             rounds: 0,
+            totals: ShieldTotals::default(),
         })
     }
 
@@ -174,6 +190,15 @@ impl Shield {
         let pool = self.connection.as_ref().filter(|_| machine.is_some());
         let pool = pool.map(|found| HandedOver { bytes: found.pool.bytes(), is_pool: true });
         (pool, machine)
+    }
+
+    /// Returns the counters since the start of the shield.
+    pub fn totals(&self) -> ShieldTotals {
+        let mut totals = self.totals;
+        if let Some(connection) = &self.connection {
+            totals.traffic.add(connection.pool.traffic);
+        }
+        totals
     }
 
     /// Begins to serve a hypervisor, once there is a backend.
@@ -221,16 +246,20 @@ impl Shield {
     /// # Errors
     ///
     /// Returns [`Broken`]; [`Shield::lose`] disconnects the party.
-    pub fn attach(&mut self, backend: OwnedFd, pool: OwnedFd) -> Result<(), Broken> {
+    pub fn attach(&mut self, files: BackendFiles) -> Result<(), Broken> {
+        let BackendFiles { socket, pool, channel } = files;
         self.wish = Wish::None;
         let failed = by(Party::Backend);
         let system = |what| move |source| ShieldFault::System { what, source };
         let pool = ShieldPool::new(pool).map_err(system("the pool")).map_err(&failed)?;
-        let connection = Connection::new(backend, pool).map_err(&failed)?;
-        let watched = epoll::add(&self.epoll, &connection, BACKEND, EventFlags::IN);
-        watched.map_err(|errno| failed(system("waiting for the backend")(errno.into())))?;
+        let connection = Connection::new(socket, pool, channel).map_err(&failed)?;
+        self.watch_backend(&connection)
+            .map_err(|errno| failed(system("waiting for the backend")(errno.into())))?;
+        self.totals.backends += 1;
         let connection = self.connection.insert(connection);
         if self.has_offer {
+            // The disk may have another size than at the earlier backend.
+            connection.notices.note();
             let used = self.device.features() & super::connection::PASSED;
             let missing = used & !connection.features();
             if missing != 0 {
@@ -255,6 +284,18 @@ impl Shield {
         self.watch_frontend(EventFlags::IN);
         self.has_messages = true;
         self.synchronise()
+    }
+
+    /// Waits for events of the backend's sockets. Those of its channel are edges: a round reads it to the end, or later.
+    fn watch_backend(&self, connection: &Connection) -> Result<(), Errno> {
+        epoll::add(&self.epoll, connection, BACKEND, EventFlags::IN)?;
+        match connection.notices.socket() {
+            Some(channel) => {
+                let edges = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+                epoll::add(&self.epoll, channel, CHANNEL, edges)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Sets the events of the hypervisor's socket. That of its end always comes.
@@ -286,6 +327,10 @@ impl Shield {
         }
         if let Some(connection) = self.connection.take() {
             let _ = epoll::delete(&self.epoll, &connection);
+            if let Some(channel) = connection.notices.socket() {
+                let _ = epoll::delete(&self.epoll, channel);
+            }
+            self.totals.traffic.add(connection.pool.traffic);
             connection.close();
         }
     }
@@ -319,9 +364,10 @@ impl Shield {
     pub fn round(&mut self, now: Instant) -> Result<Outcome, Broken> {
         self.rounds = self.rounds.wrapping_add(1);
         if self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-            self.take_events();
+            self.take_events(now);
         }
         let mut worked = std::mem::take(&mut self.has_messages) && self.attend(now)?;
+        self.tell_change(now)?;
         worked |= self.pass_chains()?;
         Ok(if worked { Outcome::Worked } else { Outcome::Idle })
     }
@@ -392,17 +438,17 @@ impl Shield {
                 vring.shadow.suppress(queue);
             }
         }
-        self.has_messages |= self.deadline().is_some_and(|deadline| deadline <= now);
-        self.take_events();
+        self.take_events(now);
     }
 
-    /// Takes the events of the epoll.
-    fn take_events(&mut self) {
+    /// Takes the events of the epoll, and looks at the time.
+    fn take_events(&mut self, now: Instant) {
+        self.has_messages |= self.deadline().is_some_and(|deadline| deadline <= now);
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: FRONTEND }; 32];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let found = epoll::wait(&self.epoll, &mut events[..], Some(&now)).unwrap_or(0);
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let found = epoll::wait(&self.epoll, &mut events[..], Some(&none)).unwrap_or(0);
         let is_message = |event: &epoll::Event| {
-            [FRONTEND, BACKEND].map(|own| own.u64()).contains(&event.data.u64())
+            [FRONTEND, BACKEND, CHANNEL].map(|own| own.u64()).contains(&event.data.u64())
         };
         self.has_messages |= events[..found].iter().any(is_message);
         self.is_frontend_gone |= events[..found].iter().any(|event| {
@@ -416,6 +462,7 @@ impl Shield {
         if let Some(connection) = &mut self.connection {
             connection.check_silence().map_err(by(Party::Backend))?;
             connection.check_time(now).map_err(by(Party::Backend))?;
+            connection.notices.serve(now).map_err(by(Party::Backend))?;
         }
         let gone = || by(Party::Frontend)(ShieldFault::Gone);
         let failed = |fault: ProxyFault| by(Party::Frontend)(fault.into());
@@ -453,86 +500,17 @@ impl Shield {
         Ok(true)
     }
 
-    /// Starts each vring at the backend that runs here, and stops each that does not.
-    fn synchronise(&mut self) -> Result<(), Broken> {
-        for number in 0..VRINGS_MAX {
-            match (&self.device.vrings[number].queue, &self.vrings[number]) {
-                (Some(_), None) => self.start(number)?,
-                (None, Some(_)) => self.stop(number)?,
-                _ => {}
-            }
-        }
+    /// Tells the hypervisor that the configuration space has changed, if it has.
+    fn tell_change(&mut self, now: Instant) -> Result<(), Broken> {
+        let notices = self.connection.as_mut().map(|connection| &mut connection.notices);
+        let Some(notices) = notices.filter(|notices| notices.is_due()) else { return Ok(()) };
+        let had_room = match self.device.tell_change() {
+            Ok(()) => true,
+            Err(ClientFault::System { source: Errno::AGAIN, .. }) => false,
+            Err(fault) => return Err(by(Party::Frontend)(fault.into())),
+        };
+        notices.told(had_room, now);
+        self.totals.notices += u64::from(had_room);
         Ok(())
     }
-
-    /// Starts a vring at the backend.
-    fn start(&mut self, number: usize) -> Result<(), Broken> {
-        let size = self.device.vrings[number].queue.as_ref().map_or(0, |queue| queue.size());
-        let Some(connection) = &mut self.connection else { return Ok(()) };
-        let shape = shape(connection, number, size);
-        let shadow = ShadowQueue::new(&mut connection.pool, shape).map_err(of_vrings)?;
-        let events = Events::new().map_err(by(Party::Backend))?;
-        self.vrings[number] = Some(ShieldVring { shadow, events });
-        self.running.push(number);
-        self.start_at_backend(number)
-    }
-
-    /// Starts a vring at another backend.
-    fn resume(&mut self, number: usize) -> Result<(), Broken> {
-        let (Some(connection), Some(vring)) = (&mut self.connection, &mut self.vrings[number])
-        else {
-            return Ok(());
-        };
-        let shape = shape(connection, number, vring.shadow.size());
-        vring.shadow.move_to(&mut connection.pool, shape).map_err(of_vrings)?;
-        vring.events = Events::new().map_err(by(Party::Backend))?;
-        self.start_at_backend(number)
-    }
-
-    fn start_at_backend(&mut self, number: usize) -> Result<(), Broken> {
-        let (Some(connection), Some(vring)) = (&mut self.connection, &self.vrings[number]) else {
-            return Ok(());
-        };
-        let failed = by(Party::Backend);
-        let index = index_of(number);
-        let data = epoll::EventData::new_u64(CALLS + u64::from(index));
-        // Each call is an edge, so the counter is never read.
-        let events = EventFlags::IN | EventFlags::ET;
-        let watched = epoll::add(&self.epoll, &vring.events.call, data, events);
-        watched.map_err(|errno| {
-            failed(ShieldFault::System { what: "waiting for calls", source: errno.into() })
-        })?;
-        connection.start(index, &vring.shadow, &vring.events).map_err(failed)
-    }
-
-    /// Stops a vring at the backend, and returns its chains.
-    fn stop(&mut self, number: usize) -> Result<(), Broken> {
-        if !self.vrings.get(number).is_some_and(Option::is_some) {
-            return Ok(());
-        }
-        let Some(connection) = &mut self.connection else { return Ok(()) };
-        connection.stop(index_of(number)).map_err(by(Party::Backend))?;
-        self.running.retain(|running| *running != number);
-        let Some(ShieldVring { shadow, events }) = self.vrings[number].take() else {
-            return Ok(());
-        };
-        // The backend holds the file as well, so closing it does not suffice.
-        let _ = epoll::delete(&self.epoll, &events.call);
-        let (_, fronts, signal) = self.device.parts();
-        let front = &mut fronts[number];
-        shadow.stop(front.queue.as_mut(), &mut connection.pool).map_err(of_vrings)?;
-        front.publish(signal);
-        Ok(())
-    }
-}
-
-fn shape(connection: &Connection, number: usize, size: u16) -> ShadowShape {
-    let features = connection.vring_features();
-    let vrings = 2 * usize::from(connection.queues);
-    ShadowShape { index: index_of(number), size, features, vrings }
-}
-
-/// Returns the number of a vring for a message.
-fn index_of(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -40,20 +40,22 @@
 //! | `GET_INFLIGHT_FD`, `SET_INFLIGHT_FD` | the shield keeps the log |
 //! | `GET_QUEUE_NUM` | the backend's number |
 //! | `GET_CONFIG`, `SET_CONFIG`, `SEND_RARP`, `NET_SET_MTU` | pass |
+//! | `CONFIG_CHANGE_MSG` of the backend | is acknowledged, and told to the hypervisor; other requests of a backend are refused |
 //! | `SET_LOG_BASE`, `SET_LOG_FD` | refused: a machine cannot migrate |
 //! | all others | refused by their names |
 //!
-//! The backend gets `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `GET_QUEUE_NUM`, `SET_OWNER`, features, one `SET_MEM_TABLE` with
-//! the pool, and the messages of vrings. The shield waits for its answers, at most [`ANSWER_MAX`].
+//! The backend gets `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `GET_QUEUE_NUM`, `SET_OWNER`, `SET_BACKEND_REQ_FD` with a socket
+//! of the shield's, features, one `SET_MEM_TABLE` with the pool, and the messages of vrings. The shield waits for its answers, at most [`ANSWER_MAX`].
 //!
 //! # Guarantees
 //!
-//! * The backend gets descriptors of its pool and of eventfds of the shield, and no others. Addresses in the pool say
-//!   nothing about the address space of the shield.
+//! * The backend gets descriptors of its pool, and of eventfds and a socket of the shield, and no others. Addresses in the
+//!   pool say nothing about the address space of the shield.
 //! * The machine's memory is written only where a driver's chain, fetched and validated, is writable.
 //! * A hypervisor, a driver or a backend that breaks a rule ([`ShieldFault`]) loses its connection. With
 //!   [`ShieldOptions::reconnect`] the end of the backend alone, by any reason, costs the driver nothing but time: the next
 //!   backend gets the chains in flight once more, in their order.
+//! * A backend that floods its channel causes one notice in an interval of 100 ms, and its other requests are not read.
 //! * While both ends are busy, a request costs no allocation and no system call. Nobody's eventfd can block the shield.
 
 mod arena;
@@ -63,14 +65,17 @@ mod fault;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod notices;
 mod pool;
 mod shadow;
 #[cfg(test)]
 mod tests;
+mod totals;
 
 pub use connection::ANSWER_MAX;
-pub use device::{Broken, Outcome, Shield, ShieldOptions};
+pub use device::{BackendFiles, Broken, Outcome, Shield, ShieldOptions};
 pub use fault::ShieldFault;
 pub use pool::{POOL_MIN, ShieldPool};
 #[cfg(doc)]
 use ringfence_ring::split::{DriverQueue, backend::BackendQueue};
+pub use totals::ShieldTotals;

@@ -9,6 +9,7 @@ use ringfence_memory::{
 use ringfence_wire::vhost_user::MemoryRegion;
 
 use super::arena::{Arena, Block};
+use super::totals::PoolTraffic;
 use crate::memory::size_of;
 
 /// Minimum length of a pool in bytes.
@@ -28,6 +29,7 @@ pub struct ShieldPool {
     pub(super) data: Arena,
     /// Length of the longest block of data in bytes.
     limit: usize,
+    pub(super) traffic: PoolTraffic,
 }
 
 /// Part of the pool that vrings and their reserves have: one of so many bytes.
@@ -50,7 +52,8 @@ impl ShieldPool {
         let middle = len / FIXED_PART;
         let data = Arena::new(middle, len - middle);
         let limit = data.longest();
-        Ok(ShieldPool { file, memory, fixed: Arena::new(0, middle), data, limit })
+        let (fixed, traffic) = (Arena::new(0, middle), PoolTraffic::default());
+        Ok(ShieldPool { file, memory, fixed, data, limit, traffic })
     }
 
     /// Returns the file, for the backend.

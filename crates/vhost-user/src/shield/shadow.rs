@@ -76,6 +76,8 @@ struct Chain {
     /// Block in the pool. Set if it is of the vring's reserve.
     block: Option<(Block, bool)>,
     is_in_flight: bool,
+    /// Set once the chain has waited for room in the pool.
+    has_waited: bool,
 }
 
 /// Shadow of one vring. See the [module](self).
@@ -260,6 +262,7 @@ impl ShadowQueue {
         let Some(token) = self.free.pop() else { return Ok(false) };
         let chain = &mut self.chains[token as usize];
         (chain.head, chain.sequence, chain.is_in_flight) = (head, self.sequence, true);
+        chain.has_waited = false;
         self.sequence += 1;
         chain.gather(self.index, &self.fetched, memory)?;
         self.pending.push_back(token);
@@ -297,7 +300,10 @@ impl ShadowQueue {
                 (Some(block), _) => Some((block, false)),
                 (None, reserve) => reserve.allocate(len).map(|block| (block, true)),
             };
-            let Some((block, is_reserve)) = chain.block else { return Ok(false) };
+            let Some((block, is_reserve)) = chain.block else {
+                pool.traffic.waits += u64::from(!std::mem::replace(&mut chain.has_waited, true));
+                return Ok(false);
+            };
             block_at = block.offset(if is_reserve { &self.reserve } else { &pool.data });
         }
         let shorts_at = self.shorts_at + token as usize * SHORTS;
@@ -305,6 +311,8 @@ impl ShadowQueue {
         let (ranges, count) = chain.ranges(shorts_at, block_at);
         let pushed = self.driver.push(&ranges[..count], token);
         pushed.map_err(|_| ShieldFault::Empty { index })?;
+        pool.traffic.chains += 1;
+        pool.traffic.bytes_in += (shape.head + shape.readable) as u64;
         Ok(true)
     }
 
@@ -331,6 +339,7 @@ impl ShadowQueue {
                 None => 0,
             };
             chain.copy_back(pool.memory(), shorts_at, block_at, usize_from(used.len));
+            pool.traffic.bytes_out += chain.shape.capacity().min(usize_from(used.len)) as u64;
             self.finish(used.token, used.len, front, pool);
             worked = true;
         }

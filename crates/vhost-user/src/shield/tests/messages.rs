@@ -1,5 +1,6 @@
 //! A hypervisor, a shield and a backend, in a thread each.
 
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,8 @@ use ringfence_sys::descriptors::{FileIdentity, identity};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::poll::{wait_any, wait_readable};
 use ringfence_wire::vhost_user::{
-    LOG_ALL, PROTOCOL_FEATURES, Request, number, protocol_feature as protocol,
+    LOG_ALL, PROTOCOL_FEATURES, Request, config_changed, number, protocol_feature as protocol,
+    reply_word, request,
 };
 use ringfence_wire::virtio::{feature, flag};
 use rustix::event::epoll;
@@ -22,8 +24,8 @@ use rustix::event::{PollFd, PollFlags};
 use crate::PoolRule;
 use crate::device::{Device, DeviceOffer, LOG_FILE_MAX, RequestAnswer};
 use crate::messages::{self, Incoming};
-use crate::proxy::table::REQUESTS;
-use crate::shield::{Outcome, Shield, ShieldOptions};
+use crate::proxy::table::{CONFIG_CHANGE, REQUESTS};
+use crate::shield::{BackendFiles, Outcome, Shield, ShieldOptions};
 use crate::testing::{FrontShape, Frontend, log_file, memfd, state, words};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,6 +59,10 @@ enum Behaviour {
     Confused(u32),
     /// Offers no feature of its own kind.
     Poor,
+    /// Sends this request on its channel before it answers `GET_VRING_BASE`, and waits for an acknowledgement.
+    Asks(u32),
+    /// Sends changes of its configuration space without end.
+    Floods,
 }
 
 /// Observations of all backends.
@@ -66,6 +72,8 @@ struct Seen {
     /// Files that came to a backend.
     files: Vec<FileIdentity>,
     taken: usize,
+    /// Channel of a backend that was full.
+    was_full: bool,
 }
 
 /// Shield in a thread of its own, and backends in others.
@@ -79,6 +87,25 @@ fn offer(behaviour: Behaviour) -> DeviceOffer {
     let features = if behaviour == Behaviour::Poor { OFFERED & !OWN } else { OFFERED };
     let protocol = protocol::CONFIG | protocol::MULTIQUEUE | protocol::INFLIGHT | 1 << 1 | 1 << 11;
     DeviceOffer { features, protocol, vrings: 4, queues: 2, mtu: u16::MAX }
+}
+
+/// Sends a request on the channel of a backend, and waits until the shield has acknowledged it or gone.
+fn ask_on(channel: &UnixStream, number: u32) {
+    channel.set_read_timeout(Some(PATIENCE)).unwrap();
+    (&*channel).write_all(&request(number, true, &[])).unwrap();
+    let expected = reply_word(number, 0);
+    let mut answer = vec![0; expected.len()];
+    match (&*channel).read_exact(&mut answer) {
+        Ok(()) => assert_eq!(answer[..], expected[..]),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::UnexpectedEof),
+    }
+}
+
+/// Sends changes until the channel is full. Returns `true` if it is.
+fn flood(channel: &UnixStream) -> bool {
+    channel.set_nonblocking(true).unwrap();
+    let is_full = |error: std::io::Error| error.kind() == ErrorKind::WouldBlock;
+    (0..1000).any(|_| (&*channel).write(&config_changed()).is_err_and(is_full))
 }
 
 /// Serves one shield until it closes the connection.
@@ -95,7 +122,12 @@ fn backend(
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let counters = Counters::default();
     let mut used = Vec::new();
+    let mut channel = None;
     while !stop.load(Ordering::Relaxed) {
+        if let (Behaviour::Floods, Some(channel)) = (behaviour, &channel) {
+            let is_full = flood(channel);
+            seen.lock().unwrap().was_full |= is_full;
+        }
         let mut files = [PollFd::new(socket, PollFlags::IN), PollFd::new(&epoll, PollFlags::IN)];
         wait_any(&mut files, Some(Instant::now() + Duration::from_millis(1))).unwrap();
         loop {
@@ -120,11 +152,19 @@ fn backend(
                     messages::answer(socket, &header, &other, true, &counters).unwrap();
                     continue;
                 }
+                Behaviour::Asks(number) if request == number::GET_VRING_BASE => {
+                    ask_on(channel.as_ref().expect("a channel"), number);
+                }
                 _ => {}
             }
             let answer = match message.request {
                 // The device of the test offers all that it has.
                 Request::GetFeatures => RequestAnswer::Word(offer(behaviour).features),
+                Request::SetBackendSocket => {
+                    let [socket] = message.files.exactly().unwrap();
+                    channel = Some(UnixStream::from(socket));
+                    RequestAnswer::Done
+                }
                 parsed => device.handle(parsed, message.files, epoll.as_fd()).unwrap(),
             };
             messages::answer(socket, &message.header, &answer, device.acknowledges(), &counters)
@@ -192,9 +232,11 @@ fn serve(reconnect: bool, behaviours: &'static [Behaviour]) -> (Served, UnixStre
                         &stop,
                     );
                 }));
-                result = result.and(
-                    shield.attach(near.into(), memfd(POOL).unwrap()).map(|()| Outcome::Worked),
-                );
+                let (own, theirs) = UnixStream::pair().unwrap();
+                let channel = [own.into(), theirs.into()];
+                let files =
+                    BackendFiles { socket: near.into(), pool: memfd(POOL).unwrap(), channel };
+                result = result.and(shield.attach(files).map(|()| Outcome::Worked));
             }
             match result {
                 Ok(Outcome::Worked) => continue,
@@ -312,8 +354,8 @@ fn driver_is_served_by_a_backend_that_gets_no_descriptor_of_the_machine() {
     // All eventfds have one identity, and the others are the pool.
     assert!(seen.files.iter().all(|file| !memory[..2].contains(file)), "a file of the machine");
     let others = seen.files.iter().filter(|file| **file != memory[2]).count();
-    assert_eq!(others, 1, "one pool");
-    for number in [number::GET_INFLIGHT_FD, number::SET_INFLIGHT_FD, number::SET_BACKEND_REQ_FD] {
+    assert_eq!(others, 2, "one pool and one socket");
+    for number in [number::GET_INFLIGHT_FD, number::SET_INFLIGHT_FD] {
         assert!(!seen.requests.contains(&number), "{number}");
     }
     assert_eq!(seen.requests.iter().filter(|found| **found == number::SET_MEM_TABLE).count(), 1);
@@ -445,6 +487,92 @@ fn backend_with_fewer_features_does_not_continue() {
     front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
     let faults = served.stop();
     assert!(faults[1].contains("0x20 are missing"), "{faults:?}");
+}
+
+/// Frontend that has passed a socket for requests of the device. Returns the hypervisor's end of that.
+fn front_with_requests(socket: UnixStream) -> (Frontend, UnixStream) {
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    front.order(number::SET_BACKEND_REQ_FD, &[], &[far.as_fd()]).unwrap();
+    near.set_read_timeout(Some(PATIENCE)).unwrap();
+    (front, near)
+}
+
+fn wait_for_notice(mut requests: &UnixStream) {
+    let mut told = [0; 12];
+    requests.read_exact(&mut told).unwrap();
+    assert_eq!(told[..], config_changed());
+}
+
+#[test]
+fn change_of_the_configuration_is_acknowledged_while_an_answer_is_awaited_and_told() {
+    let (served, socket) = serve(false, &[Behaviour::Asks(CONFIG_CHANGE)]);
+    let (front, requests) = front_with_requests(socket);
+    for vring in 0..2 {
+        front.ask(number::GET_VRING_BASE, &state(vring, 0)).unwrap();
+        wait_for_notice(&requests);
+    }
+    // The hypervisor may have closed its end.
+    drop(requests);
+    front.send_vring(0).unwrap();
+    front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
+    assert_eq!(served.stop(), [""; 0]);
+}
+
+#[test]
+fn change_of_the_configuration_is_dropped_for_a_hypervisor_without_a_socket_for_it() {
+    let (served, socket) = serve(false, &[Behaviour::Asks(CONFIG_CHANGE)]);
+    let mut front = front(socket);
+    front.set_up().unwrap();
+    front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
+    push(&mut front, 1, 0);
+    assert_eq!(pop(&mut front, 1), (0, 1));
+    assert_eq!(served.stop(), [""; 0]);
+}
+
+#[test]
+fn next_backend_is_told_as_a_change_of_the_configuration() {
+    let behaviours = &[Behaviour::LeavesAt(number::GET_VRING_BASE), Behaviour::Honest];
+    let (served, socket) = serve(true, behaviours);
+    let (front, requests) = front_with_requests(socket);
+    front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap();
+    wait_for_notice(&requests);
+    assert_eq!(served.stop().len(), 1);
+}
+
+#[test]
+fn driver_is_served_while_a_backend_floods_its_channel() {
+    let (served, socket) = serve(false, &[Behaviour::Floods]);
+    let (mut front, requests) = front_with_requests(socket);
+    wait_for_notice(&requests);
+    let begun = Instant::now();
+    let mut token = 0;
+    while token < 50 || !served.seen.lock().unwrap().was_full {
+        push(&mut front, 0, token % 8);
+        assert_eq!(pop(&mut front, 0), (token % 8, 1));
+        token += 1;
+        assert!(begun.elapsed() < PATIENCE, "the shield reads all of a flood");
+    }
+    wait_for_notice(&requests);
+    assert_eq!(served.stop(), [""; 0]);
+}
+
+#[test]
+fn other_request_of_a_backend_is_refused_by_its_name() {
+    let cases: [(&'static [Behaviour], _); 3] = [
+        (&[Behaviour::Asks(1)], "IOTLB_MSG"),
+        (&[Behaviour::Asks(9)], "SHMEM_MAP"),
+        (&[Behaviour::Asks(99)], "request 99"),
+    ];
+    for (behaviours, name) in cases {
+        let (served, socket) = serve(false, behaviours);
+        let (front, _requests) = front_with_requests(socket);
+        front.ask(number::GET_VRING_BASE, &state(0, 0)).unwrap_err();
+        let faults = served.ended();
+        assert!(faults[0].starts_with("the backend: "), "{faults:?}");
+        assert!(faults[0].contains(name), "{faults:?}");
+    }
 }
 
 #[test]
