@@ -46,6 +46,12 @@ pub(super) fn mtu_of(interface: &str) -> Option<u16> {
     text.trim_end().parse().ok()
 }
 
+/// Returns the number of frames that the kernel dropped because the queue of a TAP was full.
+pub(super) fn queue_drops(interface: &str) -> Option<u64> {
+    let path = format!("/sys/class/net/{interface}/statistics/tx_dropped");
+    std::fs::read_to_string(path).ok()?.trim_end().parse().ok()
+}
+
 /// Creates the TAP `name` as a port of `bridge`, or opens the persistent one of that name. Returns a file
 /// for each queue. A TAP that existed before may have fewer queues than requested.
 pub(super) fn make_tap(
@@ -120,6 +126,12 @@ fn bridge_index(netlink: &Netlink, bridge: &str) -> Result<u32, BridgeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn drops_of_interface_are_read_unless_it_is_gone() {
+        assert!(queue_drops("lo").is_some());
+        assert_eq!(queue_drops("no-such-one"), None);
+    }
 
     #[test]
     fn kernel_segments_what_guest_does_not_take_whole() {

@@ -11,11 +11,12 @@ use ringfence_wire::netif::keys::HOTPLUG_STATUS;
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::bridge;
 use super::disks::report::{disk_totals, vbd_status};
 use super::domain::XenDomain;
 use super::states::{counts, state_name, state_of};
 use super::status::{
-    Attachment, Counts, DaemonStatus, HostStatus, QueueStatus, Snapshot, VifStatus,
+    Attachment, Counts, DaemonStatus, HostStatus, QUEUE_FULL, QueueStatus, Snapshot, VifStatus,
 };
 use super::vif::XenVif;
 use crate::domain::{Backends, Control};
@@ -48,7 +49,7 @@ impl<P: Platform> Control<P, XenDomain> {
         let switch = switch.map(|dataplane| dataplane.stats().unwrap_or_default());
         let host_interface = domain.host_leg.as_ref().map(|leg| HostStatus {
             name: leg.name.clone(),
-            counters: port_counts(switch.as_ref(), Some(leg.port)).unwrap_or_default(),
+            counters: tap_counts(switch.as_ref(), Some(leg.port), &leg.name).unwrap_or_default(),
         });
         let daemon = DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -84,6 +85,18 @@ fn port_of(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<&Port
 
 fn port_counts(stats: Option<&DataplaneStats>, port: Option<PortId>) -> Option<Counts> {
     Some(counts(port_of(stats, port)?.counters.iter().copied()))
+}
+
+/// Returns the counters of a TAP's port, with the frames that the kernel dropped before the port could read them.
+fn tap_counts(
+    stats: Option<&DataplaneStats>,
+    port: Option<PortId>,
+    interface: &str,
+) -> Option<Counts> {
+    let mut counts = port_counts(stats, port)?;
+    let dropped = bridge::queue_drops(interface).filter(|dropped| *dropped > 0);
+    counts.extend(dropped.map(|dropped| (QUEUE_FULL.to_owned(), dropped)));
+    Some(counts)
 }
 
 fn vif_status(
@@ -128,7 +141,7 @@ fn vif_status(
         staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),
         levels: counts(vif.levels(port_of(stats, guest))),
-        tap: port_counts(stats, vif.own.tap_port()),
+        tap: vif.own.tap().and_then(|own| tap_counts(stats, own.port, &own.tap.name)),
         rules: counts(rules),
     }
 }

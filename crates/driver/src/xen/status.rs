@@ -40,6 +40,9 @@ const CLIENTS_MAX: usize = 8;
 /// Maximum number of clients in the socket's queue.
 const BACKLOG: i32 = 16;
 
+/// Name of the kernel's counter of frames that found a TAP's queue full, beside the counters of the TAP's port.
+pub const QUEUE_FULL: &str = "drop_queue_full";
+
 /// Counters by name. Counters that are zero may be missing.
 pub type Counts = BTreeMap<String, u64>;
 
@@ -137,6 +140,11 @@ impl VifStatus {
     /// Returns the sum of one counter over all queues.
     pub fn sum(&self, counter: &str) -> u64 {
         self.queues.iter().filter_map(|queue| queue.counters.get(counter)).sum()
+    }
+
+    /// Returns the number of frames for the guest that the kernel dropped because the queue of the TAP was full.
+    pub fn queue_drops(&self) -> u64 {
+        self.tap.as_ref().and_then(|counts| counts.get(QUEUE_FULL)).copied().unwrap_or(0)
     }
 
     /// Returns `true` if the guest counts as stalled: it takes no frames.

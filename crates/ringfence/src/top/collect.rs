@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ringfence_driver::switchboard::FrontendLevels;
 use ringfence_driver::xen::config::{Config, PATH_DEFAULT};
 use ringfence_driver::xen::status::{
-    self, Attachment, QueueStatus, Snapshot, VbdStatus, VifStatus,
+    self, Attachment, QUEUE_FULL, QueueStatus, Snapshot, VbdStatus, VifStatus,
 };
 use ringfence_hostnet::causes::causes;
 use ringfence_pasta::session_status::{self, SessionStatus};
@@ -307,7 +307,9 @@ fn vif_item(vif: &VifStatus) -> Item {
     };
     let mut counters = summed(&vif.queues);
     let tap = vif.tap.iter().flatten();
-    counters.extend(tap.map(|(name, count)| (format!("tap_{name}"), *count)));
+    // The drops of the TAP's port are the host's, but those of its queue are frames for the guest.
+    let prefix = |name: &str| if name == QUEUE_FULL { "" } else { "tap_" };
+    counters.extend(tap.map(|(name, count)| (format!("{}{name}", prefix(name)), *count)));
     Item {
         place: place.to_owned(),
         counters,
@@ -349,7 +351,9 @@ mod tests {
             domain: 5,
             domain_name: Some("web".to_owned()),
             queues: vec![queue("rx_bytes", 3), queue("rx_bytes", 4)],
-            tap: Some(Counts::from([("drop_runt".to_owned(), 1)])),
+            tap: Some(
+                [("drop_runt", 1), (QUEUE_FULL, 6)].map(|(name, n)| (name.to_owned(), n)).into(),
+            ),
             ..VifStatus::default()
         };
         let disk = VbdStatus {
@@ -372,7 +376,7 @@ mod tests {
         assert_eq!(of(Kind::Guest, "domain 6").total(&["read_bytes"]), 9);
         let vif = of(Kind::Vif, "vif5.0");
         assert_eq!((vif.guest.as_str(), vif.owner.as_str()), ("web", "5 of /s"));
-        assert_eq!((vif.total(&["tap_drop_runt"]), vif.drops()), (1, 0));
+        assert_eq!((vif.total(&["tap_drop_runt"]), vif.drops()), (1, 6));
         assert_eq!(of(Kind::Vbd, "vbd6.0").place, "/dev/vg/a");
         let driver = of(Kind::Driver, "serve");
         assert_eq!((driver.total(&["grant_maps"]), driver.level(&["guests"])), (2, 2));

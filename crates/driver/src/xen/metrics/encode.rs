@@ -100,7 +100,11 @@ pub fn counter(metric: &mut MetricEncoder<'_>, labels: &Labels<'_>, value: u64) 
 }
 
 /// Writes one counter for each name, distinguished by a label.
-pub(super) fn each(
+///
+/// # Errors
+///
+/// Returns the error of the encoder.
+pub fn each(
     metric: &mut MetricEncoder<'_>,
     labels: &Labels<'_>,
     label: &'static str,

@@ -12,8 +12,8 @@ use super::render::render;
 use super::testing::read;
 use crate::xen::config::Listen;
 use crate::xen::status::{
-    Attachment, Counts, DaemonStatus, DiskTotals, HostStatus, QueueStatus, Snapshot, VbdStatus,
-    VifStatus,
+    Attachment, Counts, DaemonStatus, DiskTotals, HostStatus, QUEUE_FULL, QueueStatus, Snapshot,
+    VbdStatus, VifStatus,
 };
 
 fn counts<const N: usize>(counts: [(&str, u64); N]) -> Counts {
@@ -42,7 +42,7 @@ fn snapshot() -> Snapshot {
         attachment: Attachment::Tap { interface: "vif5.0".to_owned(), bridge: None },
         connected: true,
         queues: vec![queue(10), queue(u64::MAX / 1000)],
-        tap: Some(counts([("rx_frames", 1)])),
+        tap: Some(counts([("rx_frames", 1), (QUEUE_FULL, 2)])),
         rules: counts([("tx_too_short", 4)]),
         ..VifStatus::default()
     };
@@ -99,6 +99,8 @@ fn rendered_text_is_valid_openmetrics() {
     let drops = "ringfence_vif_drops_total{vif=\"vif5.0\",reason=\"spoofed_source\"}";
     assert_eq!(get(drops), Some(6.0));
     assert_eq!(get("ringfence_vif_port_total{vif=\"vif5.0\",counter=\"wakeups\"}"), Some(18.0));
+    let full = "ringfence_vif_tap_total{vif=\"vif5.0\",counter=\"drop_queue_full\"}";
+    assert_eq!(get(full), Some(2.0));
     let rule = "ringfence_vif_rule_violations_total{vif=\"vif5.0\",rule=\"tx_too_short\"}";
     assert_eq!(get(rule), Some(4.0));
     assert_eq!(get("ringfence_path_operations_total{operation=\"grant_copies\"}"), Some(8.0));
