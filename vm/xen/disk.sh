@@ -158,15 +158,17 @@ verify_files() {
 
 # on_attached_disk NAME COMMAND: runs a command in the guest with DISK, the device of an NBD client of `ringfence attach`.
 on_attached_disk() {
-    local name=$1
+    local name=$1 status=0
     shift
-    ON_LIMIT=150 on $name "ringfence run --quiet --switch none --disk 'nbd+unix:///?socket=/tmp/disk.sock' -- \
-        sh -c 'DISK=\$RINGFENCE_DISK0_DEVICE; $*' 2>/tmp/run.log" | tr -d '\r'
+    ON_LIMIT=150 on $name "ringfence run --quiet --uplink none --switch none --disk 'nbd+unix:///?socket=/tmp/disk.sock' -- \
+        sh -c 'DISK=\$RINGFENCE_DISK0_DEVICE; $*' 2>/tmp/run.log || { tail -n 3 /tmp/run.log; false; }" >/tmp/attached || status=$?
+    tr -d '\r' </tmp/attached
+    return $status
 }
 
 # start_attach_disk NAME: starts `ringfence attach` for xvdb in the guest, and waits until it is connected.
 start_attach_disk() {
-    on $1 'ringfence attach --verbose --disk xvdb --socket /tmp/disk.sock >/tmp/attach.log 2>&1 & echo $! >/tmp/attach.pid
+    on $1 'ringfence attach --verbose --disk xvdb --socket /tmp/disk.sock >/tmp/attach.log 2>&1 & echo $! >/tmp/attach.pid;
         wait_for 20 grep -q connected /tmp/attach.log || { tail -n 5 /tmp/attach.log; false; }'
 }
 
@@ -179,18 +181,21 @@ check_attached_disk() {
     check 'ringfence attach connects to the backend' start_attach_disk $name
     is 'a client reads the bytes of the file' "$(on_attached_disk $name 'sha256sum <$DISK')" "$(sha256sum <$file)"
     check 'a client verifies what it writes, at random' on_attached_disk $name 'traffic load $DISK --seconds 4 --mebibytes 8'
-    check 'fio verifies what it writes' on_attached_disk $name 'fio --name=verify --filename=$DISK --size=8m --loops=2 \
-        --direct=1 --thread --ioengine=psync --numjobs=1 --rw=randwrite --bsrange=4k-256k --verify=crc32c --verify_fatal=1'
+    check 'fio verifies what it writes' on_attached_disk $name \
+        'fio --name=verify --filename=$DISK --size=8m --loops=2 --direct=1 --thread --ioengine=psync --rw=randwrite' \
+        '--bsrange=4k-256k --verify=crc32c --verify_fatal=1'
     is 'the file has what the guest reads' "$(on_attached_disk $name 'sha256sum <$DISK')" "$(sha256sum <$file)"
-    check 'after a kill, the next one connects' on $name 'kill -9 $(cat /tmp/attach.pid)'
-    check 'it is connected' start_attach_disk $name
+    on $name 'kill -9 $(cat /tmp/attach.pid)'
+    check 'after a kill, the next one connects' start_attach_disk $name
     is 'a client reads the same' "$(on_attached_disk $name 'sha256sum <$DISK')" "$(sha256sum <$file)"
     if [ -n "${SERVE:-}" ]; then
         check 'another daemon takes over' restart_daemon
         is 'a client reads the same' "$(on_attached_disk $name 'sha256sum <$DISK')" "$(sha256sum <$file)"
     fi
     check 'it leaves in order' on $name 'kill $(cat /tmp/attach.pid) && wait_for 10 test ! -e /proc/$(cat /tmp/attach.pid)'
-    check 'the guest'"'"'s driver has the disk again' on $name 'echo vbd-51728 >/sys/bus/xen/drivers/vbd/bind
+    # xen-blkback stays closed until a frontend initialises, and xen-blkfront does not when it is bound.
+    [ -n "${SERVE:-}" ] || return 0
+    check 'the guest'"'"'s driver has the disk again' on $name 'echo vbd-51728 >/sys/bus/xen/drivers/vbd/bind;
         wait_for 20 test -b /dev/xvdb'
     is 'it reads the same' "$(on $name 'sha256sum </dev/xvdb' | tr -d '\r')" "$(sha256sum <$file)"
 }

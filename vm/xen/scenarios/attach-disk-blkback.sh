@@ -14,7 +14,8 @@ check 'dom0 has block devices' sh -c "modprobe loop && losetup /dev/loop0 $DISKS
 line() { echo "'vdev=$1,format=raw,backendtype=phy,script=block-control,target=$2'"; }
 check 'a guest with two disks is created' create_guest one "disk=[$(line xvda /dev/loop0),$(line xvdb /dev/loop1)]" ||
     give_up "$(tail -n 3 /var/log/xen/*.log)"
-check 'it has the second' on one 'wait_for 20 test -b /dev/xvdb'
-check_attached_disk one /dev/loop1
+check 'it has the first disk' has_disk one xvda
+check 'and the second' on one 'wait_for 20 test -b /dev/xvdb'
+check_attached_disk one $DISKS/other
 check 'the guest is destroyed' xl destroy one
 complete_scenario
