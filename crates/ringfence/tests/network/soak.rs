@@ -134,7 +134,8 @@ const PROGRAMS: [Program; 10] = [
         needs: &[Need::Program("chromium", "chromium")],
         server: None,
         command: "timeout 80 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage \
-                  --user-data-dir=$PWD/{at}/profile --dump-dom http://{v4}:8000/page.html 2>/dev/null | grep -q 'page of the soak'",
+                  --user-data-dir=$PWD/{at}/profile --dump-dom http://{v4}:8000/page.html >{at}/dom 2>{at}/errors || echo status $?; \
+                  grep -q 'page of the soak' {at}/dom || { tail -n 2 {at}/errors; grep -o 'ERR_[A-Z_]*' {at}/dom | tail -n 1; false; }",
         own_failure: None,
     },
     Program {
