@@ -1,4 +1,4 @@
-//! `ringfence attach`: a frontend in user space, for a network interface ([`vif`]) or a disk ([`vbd`]) of a Xen guest.
+//! `ringfence attach`: a frontend in user space, for a network interface (`vif`) or a disk (`vbd`) of a Xen guest.
 //!
 //! # How it works
 //!
