@@ -79,7 +79,7 @@ pub(super) fn control_ring(command: &ControlRingCommand) -> u8 {
 fn claim_and_ask<P: Platform>(platform: &P, command: &ControlRingCommand) -> anyhow::Result<()> {
     let mut store = platform.store()?;
     let claim::Claimed { device, backend, .. } =
-        claim::claim(&mut store, platform.domid(), DeviceKind::Vif, &command.device.into())?;
+        claim::claim(&mut store, platform.domid(), &claim::Wanted::Interface(command.device))?;
     claim::reset(&mut store, &device, &backend)?;
     drop(store);
     control_ring::run(platform, ControlRingTarget { device, backend }, &command.agent)

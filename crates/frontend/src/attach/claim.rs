@@ -23,25 +23,25 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Device that the user wants.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// The only one without a driver.
-    OnlyOne,
-    Number(u32),
-    /// Name of a disk in the guest's configuration, such as `xvdb`, or its number.
-    Name(String),
+    /// Interface of a number, or the only one without a driver.
+    Interface(Option<u32>),
+    /// Disk by its name in the guest's configuration, such as `xvdb`, or by its number.
+    Disk(String),
 }
 
-impl From<Option<u32>> for Wanted {
-    fn from(number: Option<u32>) -> Wanted {
-        number.map_or(Wanted::OnlyOne, Wanted::Number)
-    }
-}
-
-impl core::fmt::Display for Wanted {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl Wanted {
+    fn kind(&self) -> DeviceKind {
         match self {
-            Wanted::OnlyOne => f.write_str("without a driver"),
-            Wanted::Number(number) => number.fmt(f),
-            Wanted::Name(name) => name.fmt(f),
+            Wanted::Interface(_) => DeviceKind::Vif,
+            Wanted::Disk(_) => DeviceKind::Vbd,
+        }
+    }
+
+    /// Returns the number or the name, unless any interface will do.
+    fn word(&self) -> Option<String> {
+        match self {
+            Wanted::Interface(number) => number.map(|number| number.to_string()),
+            Wanted::Disk(name) => Some(name.clone()),
         }
     }
 }
@@ -51,13 +51,15 @@ impl core::fmt::Display for Wanted {
 pub enum ClaimError {
     #[error("xenstore: {0}")]
     Store(#[from] StoreError),
-    #[error("this domain has no {}: give it one (`{} = […]` in its configuration)", noun(*.0), line(*.0))]
-    None(DeviceKind),
+    #[error("this domain has no network interface: give it one (`vif = […]` in its configuration)")]
+    NoInterface,
+    #[error("this domain has no disk: give it one (`disk = […]` in its configuration)")]
+    NoDisk,
     /// Domain has devices of the kind, but not the requested one.
     #[error("there is no {} {wanted}; there is: {there}", noun(*kind))]
     NotThere {
         kind: DeviceKind,
-        wanted: Wanted,
+        wanted: String,
         /// Devices that exist.
         there: String,
     },
@@ -67,15 +69,15 @@ pub enum ClaimError {
          /sys/bus/xen/drivers/{kind}/unbind`", noun(*kind), kind = kind.as_str()
     )]
     Bound { kind: DeviceKind, name: String, number: u32 },
-    /// Kernel's driver serves all devices of the kind.
+    /// Kernel's driver serves all interfaces.
     #[error(
-        "the kernel's driver has each {} of this domain ({there}); have it let go of one first, \
-         as in `echo {kind}-0 > /sys/bus/xen/drivers/{kind}/unbind`", noun(*kind), kind = kind.as_str()
+        "the kernel's driver has each of this domain's interfaces ({0}); have it let go of one first, \
+         as in `echo vif-0 > /sys/bus/xen/drivers/vif/unbind`"
     )]
-    AllBound { kind: DeviceKind, there: String },
-    /// Several devices have no driver.
-    #[error("no driver has {}s {there}: say which", noun(*kind))]
-    Several { kind: DeviceKind, there: String },
+    AllBound(String),
+    /// Several interfaces have no driver.
+    #[error("no driver has interfaces {0}: say which, by --device")]
+    Several(String),
     /// Directory lacks a key that every toolstack writes.
     #[error("{0} does not name its backend's domain: it is not as a toolstack makes it")]
     NoBackend(String),
@@ -85,14 +87,6 @@ pub enum ClaimError {
 fn noun(kind: DeviceKind) -> &'static str {
     match kind {
         DeviceKind::Vif => "interface",
-        DeviceKind::Vbd => "disk",
-    }
-}
-
-/// Returns the keyword for a kind of device in a guest's configuration.
-fn line(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Vif => "vif",
         DeviceKind::Vbd => "disk",
     }
 }
@@ -116,19 +110,15 @@ struct Present {
 }
 
 /// Finds the wanted device of a kind, or the only one that has no driver.
-pub fn claim(
-    store: &mut StoreClient,
-    own: DomId,
-    kind: DeviceKind,
-    wanted: &Wanted,
-) -> Result<Claimed, ClaimError> {
+pub fn claim(store: &mut StoreClient, own: DomId, wanted: &Wanted) -> Result<Claimed, ClaimError> {
+    let kind = wanted.kind();
     let names = store.directory_opt(&xenbus::frontend_root(own, kind))?.unwrap_or_default();
     let mut there = vec![];
     for number in names.iter().filter_map(|name| decimal::parse_u32(name.as_bytes()).ok()) {
         let name = name_of(store, (own, kind, number))?.unwrap_or_else(|| number.to_string());
         there.push(Present { number, name });
     }
-    let number = choose(kind, there, wanted, |number| is_bound(kind, number))?;
+    let number = choose(there, wanted, |number| is_bound(kind, number))?;
     let (device, backend) = ends(store, (own, kind, number))?;
     let front = device.frontend_path();
     let mac = store.read_opt(&format!("{front}/{}", keys::MAC))?;
@@ -181,36 +171,34 @@ fn name_of(
 
 /// Chooses among the devices `there`.
 fn choose(
-    kind: DeviceKind,
     mut there: Vec<Present>,
     wanted: &Wanted,
     is_bound: impl Fn(u32) -> bool,
 ) -> Result<u32, ClaimError> {
+    let kind = wanted.kind();
     there.sort_unstable_by_key(|device| device.number);
     if there.is_empty() {
-        return Err(ClaimError::None(kind));
+        return Err(match kind {
+            DeviceKind::Vif => ClaimError::NoInterface,
+            DeviceKind::Vbd => ClaimError::NoDisk,
+        });
     }
-    let is_it = |device: &&Present| match wanted {
-        Wanted::OnlyOne => false,
-        Wanted::Number(number) => device.number == *number,
-        Wanted::Name(name) => device.name == *name || device.number.to_string() == *name,
-    };
-    if let Some(Present { number, name }) = there.iter().find(is_it).cloned() {
-        return match is_bound(number) {
-            true => Err(ClaimError::Bound { kind, name, number }),
-            false => Ok(number),
+    if let Some(word) = wanted.word() {
+        let is_it = |device: &Present| device.name == word || device.number.to_string() == word;
+        return match there.iter().position(is_it).map(|at| there.swap_remove(at)) {
+            None => Err(ClaimError::NotThere { kind, wanted: word, there: listed(&there) }),
+            Some(Present { name, number }) if is_bound(number) => {
+                Err(ClaimError::Bound { kind, name, number })
+            }
+            Some(Present { number, .. }) => Ok(number),
         };
-    }
-    if *wanted != Wanted::OnlyOne {
-        let (wanted, there) = (wanted.clone(), listed(&there));
-        return Err(ClaimError::NotThere { kind, wanted, there });
     }
     let is_free = |device: &&Present| !is_bound(device.number);
     let free: Vec<Present> = there.iter().filter(is_free).cloned().collect();
     match &free[..] {
         [one] => Ok(one.number),
-        [] => Err(ClaimError::AllBound { kind, there: listed(&there) }),
-        _ => Err(ClaimError::Several { kind, there: listed(&free) }),
+        [] => Err(ClaimError::AllBound(listed(&there))),
+        _ => Err(ClaimError::Several(listed(&free))),
     }
 }
 
@@ -343,7 +331,7 @@ mod tests {
             if let Some(path) = key {
                 store.write(&format!("{front}/{}", xenbus::BACKEND), path).unwrap();
             }
-            claim(&mut store, own, kind, &Wanted::Number(0)).unwrap().backend
+            claim(&mut store, own, &Wanted::Interface(Some(0))).unwrap().backend
         };
         assert_eq!(found(None), device.backend_path());
         let qemu = "/local/domain/0/backend/qnic/1/0";
@@ -370,8 +358,7 @@ mod tests {
             }
         }
         let mut found = |name: &str| {
-            let wanted = Wanted::Name(name.to_owned());
-            let claimed = claim(&mut store, own, kind, &wanted);
+            let claimed = claim(&mut store, own, &Wanted::Disk(name.to_owned()));
             claimed.map(|claimed| claimed.device.handle).map_err(|error| error.to_string())
         };
         assert_eq!(
@@ -387,24 +374,23 @@ mod tests {
 
     #[test]
     fn device_without_driver_is_chosen_and_ambiguity_refused() {
-        let chosen = |there: &[u32], wanted: &Wanted, bound: &[u32]| {
+        let chosen = |there: &[u32], wanted, bound: &[u32]| {
             let present = |number: &u32| Present { number: *number, name: number.to_string() };
             let there = there.iter().map(present).collect();
-            let chosen = choose(DeviceKind::Vif, there, wanted, |n| bound.contains(&n));
+            let chosen = choose(there, &Wanted::Interface(wanted), |n| bound.contains(&n));
             chosen.map_err(|error| error.to_string())
         };
-        let any = Wanted::OnlyOne;
-        assert_eq!(chosen(&[1, 0, 2], &any, &[0, 2]), Ok(1));
-        assert_eq!(chosen(&[0, 1], &Wanted::Number(1), &[0]), Ok(1));
-        let refused = |there: &[u32], wanted: &Wanted, bound: &[u32], part: &str| {
+        assert_eq!(chosen(&[1, 0, 2], None, &[0, 2]), Ok(1));
+        assert_eq!(chosen(&[0, 1], Some(1), &[0]), Ok(1));
+        let refused = |there: &[u32], wanted, bound: &[u32], part: &str| {
             let why = chosen(there, wanted, bound).unwrap_err();
             assert!(why.contains(part), "{why}");
         };
-        refused(&[], &any, &[], "no interface: give it one (`vif = […]`");
-        refused(&[], &Wanted::Number(0), &[], "no interface: give it one");
-        refused(&[0], &Wanted::Number(3), &[], "no interface 3; there is: 0");
-        refused(&[0], &Wanted::Number(0), &[0], "`echo vif-0 > /sys/bus/xen/drivers/vif/unbind`");
-        refused(&[0, 1], &any, &[0, 1], "(0, 1)");
-        refused(&[0, 1], &any, &[], "interfaces 0, 1: say which");
+        refused(&[], None, &[], "no network interface: give it one (`vif = […]`");
+        refused(&[], Some(0), &[], "no network interface");
+        refused(&[0], Some(3), &[], "no interface 3; there is: 0");
+        refused(&[0], Some(0), &[0], "`echo vif-0 > /sys/bus/xen/drivers/vif/unbind`");
+        refused(&[0, 1], None, &[0, 1], "(0, 1)");
+        refused(&[0, 1], None, &[], "interfaces 0, 1: say which, by --device");
     }
 }

@@ -35,6 +35,7 @@ use crate::link::LinkError;
 use crate::options::staging_parser;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_hostnet::interface::parse_interface;
+use ringfence_hostnet::log::LineBudget;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{SandboxError, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
@@ -202,6 +203,26 @@ fn is_told_to_end(signals: &Signals, asked: impl Fn()) -> io::Result<bool> {
         asked();
     }
     Ok(false)
+}
+
+/// Reports of a device's connection, within a budget of lines: a backend may connect and disconnect without limit.
+#[derive(Default)]
+struct ConnectionLog {
+    was_up: bool,
+    lines: LineBudget,
+}
+
+impl ConnectionLog {
+    /// Writes a line if the state has changed since the last call.
+    fn record(&mut self, name: &str, is_up: bool) {
+        if is_up == std::mem::replace(&mut self.was_up, is_up) {
+            return;
+        }
+        if let Some(unlogged) = self.lines.take() {
+            let what = if is_up { "connected" } else { "disconnected" };
+            tracing::info!(name, unlogged, "{what}");
+        }
+    }
 }
 
 /// Warns if the backend has not disconnected in time.

@@ -6,22 +6,20 @@ use std::time::Instant;
 
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::vbd::frontend::FrontendError;
-use ringfence_hostnet::log::LineBudget;
 use ringfence_hostnet::socket_file::listen_at;
 use ringfence_platform::Platform;
 use ringfence_sandbox::isolation::{Confinement, Sockets};
 use ringfence_sandbox::signals::Signals;
 use ringfence_sys::descriptors::refuse_descriptors;
 use ringfence_sys::pressure::PressureMonitor;
-use ringfence_wire::xenbus::DeviceKind;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketType;
 use rustix::thread::CapabilitySet;
 
 use super::claim::{self, Wanted};
 use super::{
-    AttachArgs, AttachError, CLOSE_TIMEOUT, is_told_to_end, levels_line, own_signals, view,
-    warn_unless,
+    AttachArgs, AttachError, CLOSE_TIMEOUT, ConnectionLog, is_told_to_end, levels_line,
+    own_signals, view, warn_unless,
 };
 use crate::disks::{self, DiskError, DiskRequest, Disks};
 
@@ -34,8 +32,8 @@ pub(super) fn attach<P: Platform>(
 ) -> Result<(), AttachError> {
     let signals = own_signals()?;
     let mut store = platform.store()?;
-    let wanted = Wanted::Name(name.to_owned());
-    let claimed = claim::claim(&mut store, platform.domid(), DeviceKind::Vbd, &wanted)?;
+    let wanted = Wanted::Disk(name.to_owned());
+    let claimed = claim::claim(&mut store, platform.domid(), &wanted)?;
     let fail = |source| AttachError::Socket { path: socket.to_owned(), source };
     let (listener, file) = listen_at(socket, SocketType::STREAM).map_err(fail)?;
     refuse_descriptors(&listener).map_err(|errno| fail(errno.into()))?;
@@ -72,9 +70,7 @@ fn serve<P: Platform>(
     name: &str,
     mut monitor: PressureMonitor,
 ) -> Result<(), AttachError> {
-    let mut was_connected = false;
-    // A backend may connect and disconnect without limit.
-    let mut changes = LineBudget::new();
+    let mut connection = ConnectionLog::default();
     loop {
         let more = disks.look(platform).map_err(|error| match error {
             DiskError::Frontend(error @ FrontendError::Lend(_)) => {
@@ -82,13 +78,7 @@ fn serve<P: Platform>(
             }
             other => other.into(),
         })?;
-        if disks.are_connected() != was_connected {
-            was_connected = disks.are_connected();
-            if let Some(unlogged) = changes.take() {
-                let what = if was_connected { "connected" } else { "disconnected" };
-                tracing::info!(name, unlogged, "{what}");
-            }
-        }
+        connection.record(name, disks.are_connected());
         let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         fds.extend(disks.wait_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let (_, share) = monitor.wait(fds, more.then(Instant::now))?;

@@ -10,14 +10,13 @@ use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
 use ringfence_sys::tap::Tap;
-use ringfence_wire::xenbus::DeviceKind;
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CapabilitySet;
 
-use super::claim::{self, Claimed};
+use super::claim::{self, Claimed, Wanted};
 use super::{
-    AttachArgs, AttachError, CLOSE_TIMEOUT, is_told_to_end, levels_line, own_signals, view,
-    warn_unless,
+    AttachArgs, AttachError, CLOSE_TIMEOUT, ConnectionLog, is_told_to_end, levels_line,
+    own_signals, view, warn_unless,
 };
 use crate::link::{Link, LinkError, LinkEvent};
 use ringfence_driver::workers::worker_count;
@@ -34,7 +33,7 @@ const EVENTS_PER_ROUND: usize = 64;
 pub(super) fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError> {
     let signals = own_signals()?;
     let mut store = platform.store().map_err(LinkError::from)?;
-    let claimed = claim::claim(&mut store, platform.domid(), DeviceKind::Vif, &args.device.into())?;
+    let claimed = claim::claim(&mut store, platform.domid(), &Wanted::Interface(args.device))?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
     let taps = make_interface(&args.name, &claimed, mtu, worker_count(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
@@ -100,9 +99,8 @@ fn serve<P: Platform>(
     name: &str,
     (mut monitor, window_pages): (PressureMonitor, u32),
 ) -> Result<(), AttachError> {
-    let mut was_up = false;
     // A backend may connect and disconnect without limit.
-    let (mut changes, mut ends) = (LineBudget::new(), LineBudget::new());
+    let (mut connection, mut ends) = (ConnectionLog::default(), LineBudget::new());
     loop {
         link.look().map_err(|error| match error {
             LinkError::Frontend(error @ FrontendError::Lend(_)) => {
@@ -110,13 +108,7 @@ fn serve<P: Platform>(
             }
             other => other.into(),
         })?;
-        if link.is_up() != was_up {
-            was_up = link.is_up();
-            if let Some(unlogged) = changes.take() {
-                let what = if was_up { "connected" } else { "disconnected" };
-                tracing::info!(name, unlogged, "{what}");
-            }
-        }
+        connection.record(name, link.is_up());
         let mut any = false;
         for _ in 0..EVENTS_PER_ROUND {
             let Some(happened) = link.next_event()? else { break };
