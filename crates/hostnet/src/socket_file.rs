@@ -14,8 +14,10 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Maximum number of connections that wait to be accepted.
+/// Maximum number of stream connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// The same of connections that keep message boundaries: their servers have one client at a time.
+const MESSAGES_BACKLOG: i32 = 4;
 
 /// File of a socket, removed at the end.
 #[derive(Debug)]
@@ -70,8 +72,10 @@ pub fn listen_at(path: &Path, kind: SocketType) -> io::Result<(OwnedFd, SocketFi
     }
     let socket = made()?;
     for_user_alone(|| rustix::net::bind(&socket, &address))?;
-    if kind != SocketType::DGRAM {
-        rustix::net::listen(&socket, BACKLOG)?;
+    match kind {
+        SocketType::DGRAM => {}
+        SocketType::SEQPACKET => rustix::net::listen(&socket, MESSAGES_BACKLOG)?,
+        _ => rustix::net::listen(&socket, BACKLOG)?,
     }
     Ok((socket, SocketFile::at(path)?))
 }
