@@ -96,10 +96,11 @@ pub(crate) fn default_orders(
     let programs = programs.filter(|program| default_tests(program) != Some(&[]));
     let order = |program: &Program| {
         let chosen = default_tests(program).unwrap_or_default();
-        chosen.iter().try_for_each(|name| program.ensure_tests(&[name]))?;
-        let args = match context.filter.is_empty() {
-            true => chosen.iter().map(ToString::to_string).collect(),
-            false => context.filter.clone(),
+        let args = if context.filter.is_empty() {
+            chosen.iter().try_for_each(|name| program.ensure_tests(&[name]))?;
+            chosen.iter().map(ToString::to_string).collect()
+        } else {
+            context.filter.clone()
         };
         Ok(Order { program: program.clone(), args, is_alone: is_alone(program), path: None })
     };
