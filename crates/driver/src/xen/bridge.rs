@@ -42,14 +42,18 @@ pub(super) enum BridgeError {
 
 /// Returns the MTU of an interface, in bytes.
 pub(super) fn mtu_of(interface: &str) -> Option<u16> {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
-    text.trim_end().parse().ok()
+    number_of(interface, "mtu")
 }
 
 /// Returns the number of frames that the kernel dropped because the queue of a TAP was full.
 pub(super) fn queue_drops(interface: &str) -> Option<u64> {
-    let path = format!("/sys/class/net/{interface}/statistics/tx_dropped");
-    std::fs::read_to_string(path).ok()?.trim_end().parse().ok()
+    number_of(interface, "statistics/tx_dropped")
+}
+
+/// Reads a file of an interface in sysfs that has one number.
+fn number_of<T: core::str::FromStr>(interface: &str, file: &str) -> Option<T> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/{file}")).ok()?;
+    text.trim_end().parse().ok()
 }
 
 /// Creates the TAP `name` as a port of `bridge`, or opens the persistent one of that name. Returns a file
