@@ -303,6 +303,20 @@ impl LentSlice {
         Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_sub(n, order))
     }
 
+    /// Sets these bits of the u32 at `offset`, and returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`LentSlice::store_u32`].
+    pub fn fetch_or_u32(
+        &self,
+        offset: usize,
+        bits: u32,
+        order: Ordering,
+    ) -> Result<u32, OutOfRange> {
+        Ok(self.atomic_u32(self.at_mut(offset, 4)?, offset)?.fetch_or(bits, order))
+    }
+
     /// Loads the u64 at `offset` (native byte order).
     ///
     /// # Errors

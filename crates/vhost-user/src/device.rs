@@ -5,6 +5,7 @@
 //! SET_VRING_NUM, _BASE, _ADDR, _KICK, _CALL, _ENABLE      a vring: runs once all are there
 //! GET_VRING_BASE                                          stops a vring
 //! GET_INFLIGHT_FD, SET_INFLIGHT_FD                        the log, which the hypervisor keeps for the next backend
+//! SET_LOG_BASE                                            the log of written pages, of a device that offers LOG_ALL
 //! ```
 //!
 //! A vring that runs has a [`BackendQueue`] in mapped memory. The device of a disk has no chain in flight while it handles
@@ -12,16 +13,14 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use ringfence_memory::LentSlice;
 use ringfence_ring::split::QueueFeatures;
 use ringfence_ring::split::backend::{BackendQueue, QueueTables};
-use ringfence_ring::split::inflight::InflightLog;
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
-    ConfigPart, InflightArea, PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState,
-    config_changed, protocol_feature,
+    ConfigPart, DirtyArea, InflightArea, LOG_ALL, LOG_USED, PROTOCOL_FEATURES, Request,
+    VringAddress, VringFile, VringState, config_changed, protocol_feature,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
@@ -29,8 +28,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketType, sockopt};
 
+use super::dirty::DirtyLog;
 use super::fault::ClientFault;
-use super::memory::{GuestMemory, map_file, only};
+use super::inflight::PassedLog;
+use super::memory::{GuestMemory, only};
 use super::pool::PoolRule;
 
 /// Properties that a kind of device offers.
@@ -97,12 +98,13 @@ pub struct Vring {
     pub queue: Option<BackendQueue>,
 }
 
-/// In-flight log as the hypervisor passed it.
-#[derive(Debug)]
-struct PassedLog {
-    memory: LentSlice,
-    queues: u16,
-    queue_size: u16,
+/// Parts of a device that serve its vrings.
+pub struct Parts<'a> {
+    pub memory: &'a GuestMemory,
+    pub vrings: &'a mut [Vring],
+    /// Interrupts drivers.
+    pub signal: &'a EventSignal,
+    pub dirty: &'a DirtyLog,
 }
 
 /// Device of one client.
@@ -121,6 +123,7 @@ pub struct Device {
     /// Closing it can block, so [`Descriptors`] disposes of it.
     requests: Descriptors,
     log: Option<PassedLog>,
+    dirty: DirtyLog,
     /// Files for in-flight logs: memory without content.
     log_files: Vec<OwnedFd>,
     /// Identity that all eventfds have.
@@ -150,7 +153,7 @@ impl Device {
         let (memory, requests) = Default::default();
         let vrings = (0..offer.vrings).map(|_| Vring::default()).collect();
         let (features, protocol) = (0, 0);
-        let (log, log_files) = (None, Vec::new());
+        let (log, dirty, log_files) = Default::default();
         Ok(Device {
             offer,
             features,
@@ -161,6 +164,7 @@ impl Device {
             vrings,
             requests,
             log,
+            dirty,
             log_files,
             of_eventfds,
             signal,
@@ -176,7 +180,7 @@ impl Device {
         }
         self.memory = GuestMemory::default();
         self.requests = Descriptors::default();
-        self.log = None;
+        (self.log, self.dirty) = Default::default();
     }
 
     /// Replaces the offer, before a client uses it. The number of vrings stays.
@@ -199,9 +203,10 @@ impl Device {
         &self.memory
     }
 
-    /// Returns the memory, the vrings, and the means to interrupt drivers.
-    pub fn parts(&mut self) -> (&GuestMemory, &mut [Vring], &EventSignal) {
-        (&self.memory, &mut self.vrings, &self.signal)
+    /// Returns the parts that serve the vrings.
+    pub fn parts(&mut self) -> Parts<'_> {
+        let Device { memory, vrings, signal, dirty, .. } = self;
+        Parts { memory, vrings, signal, dirty }
     }
 
     /// Replaces the configuration space, and tells the hypervisor.
@@ -271,9 +276,7 @@ impl Device {
             Request::GetQueueCount => {
                 return Ok(RequestAnswer::Word(self.offer.queues.into()));
             }
-            Request::GetVringBase(state) => {
-                return self.stop(state, epoll).map(RequestAnswer::State);
-            }
+            Request::GetVringBase(state) => return self.stop(state, epoll),
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::GetConfig(part) if self.speaks(protocol_feature::CONFIG) => {
                 return Ok(RequestAnswer::Config(part, self.config.clone()));
@@ -282,7 +285,7 @@ impl Device {
                 return self.new_log(area);
             }
             Request::SetInflight(area) if self.speaks(protocol_feature::INFLIGHT) => {
-                self.set_log(area, files)?;
+                return self.set_log(area, files);
             }
             Request::SetProtocolFeatures(features) => match features & !self.offer.protocol() {
                 0 => self.protocol = features,
@@ -296,6 +299,9 @@ impl Device {
             Request::SetMemoryTable(regions) => {
                 self.memory = GuestMemory::map(&regions, files, self.rule)?;
                 self.move_all()?;
+            }
+            Request::SetLog(area) if self.speaks(protocol_feature::LOG_FILE) => {
+                return self.set_dirty_log(area, files);
             }
             Request::SetVringSize(VringState { index, value }) => {
                 QueueTables::lengths(value)?;
@@ -321,9 +327,8 @@ impl Device {
             Request::GetConfig(_)
             | Request::GetInflight(_)
             | Request::SetInflight(_)
-            | Request::SetMtu(_) => {
-                return Err(ClientFault::Protocol);
-            }
+            | Request::SetLog(_)
+            | Request::SetMtu(_) => return Err(ClientFault::Protocol),
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
         Ok(RequestAnswer::Done)
@@ -348,6 +353,7 @@ impl Device {
             0 => self.features = features,
             features => return Err(ClientFault::Features { features }),
         }
+        self.dirty.switch(self.has(LOG_ALL));
         self.run_all()
     }
 
@@ -367,33 +373,39 @@ impl Device {
         self.vrings.get_mut(usize_from(index)).ok_or(ClientFault::Vring { index, count })
     }
 
+    /// Maps the log of written pages. If pages were to be marked before, all of them are: a hypervisor that connects again
+    /// switches marks on first.
+    fn set_dirty_log(
+        &mut self,
+        area: DirtyArea,
+        files: Descriptors,
+    ) -> Result<RequestAnswer, ClientFault> {
+        if self.dirty.map(area, files)? {
+            self.memory.extents().try_for_each(|(start, len)| self.dirty.mark(start, len))?;
+        }
+        // A hypervisor waits for this answer without having asked for one.
+        Ok(RequestAnswer::Word(0))
+    }
+
     /// Returns a file for a log of so many queues of that size, and its place.
     fn new_log(&mut self, area: InflightArea) -> Result<RequestAnswer, ClientFault> {
-        let len = self.log_len(area)?;
+        let len = PassedLog::bytes(area, self.vrings.len())?;
         let file = self.log_files.pop().ok_or(ClientFault::NoLogFile)?;
         Ok(RequestAnswer::Inflight(InflightArea { len, offset: 0, ..area }, file))
     }
 
     /// Maps the log that the hypervisor has kept, or has just been given. Vrings that start use it.
-    fn set_log(&mut self, area: InflightArea, files: Descriptors) -> Result<(), ClientFault> {
-        let InflightArea { len, offset, queues, queue_size, .. } = area;
-        let needed = self.log_len(area)?;
-        if self.vrings.iter().any(|vring| vring.queue.is_some()) || len < needed {
+    fn set_log(
+        &mut self,
+        area: InflightArea,
+        files: Descriptors,
+    ) -> Result<RequestAnswer, ClientFault> {
+        if self.vrings.iter().any(|vring| vring.queue.is_some()) {
+            let InflightArea { len, queues, queue_size, .. } = area;
             return Err(ClientFault::Log { queues, queue_size, len });
         }
-        let memory = map_file(&only(files)?, offset, needed, LOG_FILE_MAX)?;
-        self.log = Some(PassedLog { memory, queues, queue_size });
-        Ok(())
-    }
-
-    /// Returns the length of a log in bytes.
-    fn log_len(&self, area: InflightArea) -> Result<u64, ClientFault> {
-        let InflightArea { len, queues, queue_size, .. } = area;
-        let needed = u64::from(queues) * InflightLog::bytes(queue_size) as u64;
-        let is_possible = (1..=self.vrings.len()).contains(&usize::from(queues))
-            && queue_size > 0
-            && needed <= LOG_FILE_MAX;
-        is_possible.then_some(needed).ok_or(ClientFault::Log { queues, queue_size, len })
+        self.log = Some(PassedLog::map(area, files, self.vrings.len())?);
+        Ok(RequestAnswer::Done)
     }
 
     /// Interrupts the driver of a vring with a log: an earlier backend may have died before it did.
@@ -409,8 +421,9 @@ impl Device {
 
     /// Takes the addresses of a vring's tables.
     fn set_address(&mut self, address: VringAddress) -> Result<(), ClientFault> {
+        let known = if self.offer.features & LOG_ALL != 0 { LOG_USED } else { 0 };
         let vring = self.vring(address.index)?;
-        if address.flags != 0 {
+        if address.flags & !known != 0 {
             let VringAddress { index, flags: value, .. } = address;
             return Err(ClientFault::Value { index, value });
         }
@@ -465,11 +478,11 @@ impl Device {
         &mut self,
         state: VringState,
         epoll: BorrowedFd<'_>,
-    ) -> Result<VringState, ClientFault> {
+    ) -> Result<RequestAnswer, ClientFault> {
         let vring = self.vring(state.index)?;
         vring.pause();
         vring.remove_kick(epoll);
-        Ok(VringState { index: state.index, value: vring.base.into() })
+        Ok(RequestAnswer::State(VringState { index: state.index, value: vring.base.into() }))
     }
 
     /// Lets each vring run that can, and stops each that must not.
@@ -517,25 +530,6 @@ impl Device {
     }
 }
 
-impl PassedLog {
-    /// Returns the log of a vring with so many entries: its memory, and the entries for which it has room.
-    fn of_vring(&self, index: u32, size: u32) -> Result<(LentSlice, u16), ClientFault> {
-        let PassedLog { memory, queues, queue_size } = self;
-        let (queues, queue_size) = (*queues, *queue_size);
-        let len = memory.len() as u64;
-        // A driver can choose fewer entries than the hypervisor offers it.
-        if index >= u32::from(queues) || size > u32::from(queue_size) {
-            return Err(ClientFault::Log { queues, queue_size, len });
-        }
-        let bytes = InflightLog::bytes(queue_size);
-        let log = memory.slice(usize_from(index) * bytes, bytes);
-        match log {
-            Ok(log) => Ok((log, queue_size)),
-            Err(_) => Err(ClientFault::Log { queues, queue_size, len }),
-        }
-    }
-}
-
 impl Vring {
     /// Stops the vring, and keeps its place.
     fn pause(&mut self) {
@@ -549,6 +543,19 @@ impl Vring {
             // The hypervisor holds the file as well, so closing it does not suffice.
             let removed = epoll::delete(epoll, &kick);
             debug_assert!(removed.is_ok(), "it was added");
+        }
+    }
+
+    /// Marks the used ring in a log, if the hypervisor wants that.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault::Unlogged`].
+    pub fn mark_used(&self, dirty: &DirtyLog) -> Result<(), ClientFault> {
+        match self.address.filter(|address| dirty.is_on() && address.flags & LOG_USED != 0) {
+            // The event index is behind the entries.
+            Some(address) => dirty.mark(address.log, QueueTables::lengths(self.size)?[2] + 2),
+            None => Ok(()),
         }
     }
 

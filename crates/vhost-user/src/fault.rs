@@ -61,8 +61,15 @@ pub enum ClientFault {
         /// Length of the log in bytes.
         len: u64,
     },
-    #[error("vhost-user: the file of an in-flight log must be sealed against shrinking")]
+    #[error("vhost-user: the file of a log must be sealed against shrinking")]
     Unsealed,
+    /// Written page that is not in the log.
+    #[error("vhost-user: the log of written pages ends before {len} bytes at {address:#x}")]
+    Unlogged {
+        address: u64,
+        /// Length in bytes.
+        len: usize,
+    },
     /// In-flight log that does not belong to its vring.
     #[error("vhost-user: {0}")]
     ForeignLog(#[from] LogFault),

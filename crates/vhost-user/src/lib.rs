@@ -25,7 +25,9 @@
 
 pub mod clients;
 pub mod device;
+pub mod dirty;
 mod fault;
+mod inflight;
 pub mod memory;
 pub mod messages;
 mod pool;

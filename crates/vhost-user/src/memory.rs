@@ -68,6 +68,11 @@ impl GuestMemory {
         self.handed_over
     }
 
+    /// Returns the addresses of descriptors at which regions begin, and their lengths in bytes.
+    pub(super) fn extents(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.regions.iter().map(|region| (region.guest, region.lent.len()))
+    }
+
     /// Returns the memory at an address of a descriptor: a slice, and the offset in it of `len` bytes.
     ///
     /// # Errors

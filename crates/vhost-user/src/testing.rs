@@ -101,6 +101,47 @@ pub fn log_file(bytes: u64) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// Log of written pages for all addresses of a process. Its file has pages where marks are.
+#[derive(Debug)]
+pub struct PageMarks(OwnedFd);
+
+impl PageMarks {
+    /// Length of the log in bytes: a bit for each page of 2^47 bytes.
+    pub const BYTES: u64 = 1 << (47 - 12 - 3);
+
+    /// Creates a log without a mark.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error.
+    pub fn new() -> io::Result<PageMarks> {
+        log_file(PageMarks::BYTES).map(PageMarks)
+    }
+
+    /// Returns the file, for the device.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Takes the marks off `count` pages from an address on, as a hypervisor does. Returns `true` for each page that was
+    /// marked.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error.
+    pub fn take(&self, address: u64, count: usize) -> io::Result<Vec<bool>> {
+        let mut marks = Vec::new();
+        for page in (address / PAGE_SIZE as u64..).take(count) {
+            let mut byte = [0];
+            rustix::io::pread(&self.0, &mut byte, page / 8)?;
+            let bit = 1 << (page % 8);
+            marks.push(byte[0] & bit != 0);
+            rustix::io::pwrite(&self.0, &[byte[0] & !bit], page / 8)?;
+        }
+        Ok(marks)
+    }
+}
+
 /// Sends bytes with at most 16 files.
 ///
 /// # Errors
@@ -255,7 +296,12 @@ impl Frontend {
         }
     }
 
-    fn answer(&self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    /// Waits for an answer, and returns its payload and its files.
+    ///
+    /// # Errors
+    ///
+    /// As [`Frontend::ask`].
+    pub fn answer(&self) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         let mut socket = self.socket()?;
         let mut header = [0; HEADER_LEN];
         if !wait_readable(socket, Some(PATIENCE))? {
@@ -332,8 +378,6 @@ impl Frontend {
     /// As [`Frontend::order`].
     pub fn send_vring(&self, index: u16) -> io::Result<()> {
         let layout = SplitLayout::new(self.shape.size).ok_or(io::ErrorKind::InvalidInput)?;
-        let start = self.base() + self.tables_at(index) as u64;
-        let at = |offset: usize| start + offset as u64;
         // QEMU continues behind the used chains after a backend has gone.
         let used_at = self.tables_at(index) + layout.used_idx();
         let used = self.memory.fetch::<2>(used_at).map_err(io::Error::other)?.into_unchecked();
@@ -341,13 +385,25 @@ impl Frontend {
         self.send(number::SET_VRING_NUM, &state(number, self.shape.size.into()), &[])?;
         let base = u16::from_le_bytes(used).into();
         self.send(number::SET_VRING_BASE, &state(number, base), &[])?;
-        let tables = [at(0), at(layout.used_flags()), at(layout.avail_flags()), 0];
-        let address = [state(number, 0), words(&tables)].concat();
-        self.send(number::SET_VRING_ADDR, &address, &[])?;
+        self.send_tables(index, 0)?;
         let word = words(&[number.into()]);
         self.send(number::SET_VRING_KICK, &word, &[vring.kick.as_fd()])?;
         self.send(number::SET_VRING_CALL, &word, &[vring.call.as_fd()])?;
         self.order(number::SET_VRING_ENABLE, &state(number, 1), &[])
+    }
+
+    /// Sends the addresses of a vring's tables. The used ring has its own address in a log of written pages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Frontend::order`].
+    pub fn send_tables(&self, index: u16, flags: u32) -> io::Result<()> {
+        let layout = SplitLayout::new(self.shape.size).ok_or(io::ErrorKind::InvalidInput)?;
+        let start = self.base() + self.tables_at(index) as u64;
+        let [used, available] = [layout.used_flags(), layout.avail_flags()].map(|at| at as u64);
+        let tables = words(&[start, start + used, start + available, start + used]);
+        let head = [u32::from(index), flags].map(u32::to_ne_bytes).concat();
+        self.order(number::SET_VRING_ADDR, &[head, tables].concat(), &[])
     }
 
     /// Sets the device up on a new connection.

@@ -52,10 +52,15 @@ pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Feature bit: the backend marks the pages that it writes in a log (`VHOST_F_LOG_ALL`).
 pub const LOG_ALL: u64 = 1 << 26;
 
+/// Flag of a vring's addresses: writes to its used ring are marked in that log (`VHOST_VRING_F_LOG`).
+pub const LOG_USED: u32 = 1;
+
 /// Protocol features, as masks.
 pub mod protocol_feature {
     /// The device has more than one queue, or more than one pair of them (`MQ`).
     pub const MULTIQUEUE: u64 = 1 << 0;
+    /// The frontend passes the log of written pages as a file (`LOG_SHMFD`).
+    pub const LOG_FILE: u64 = 1 << 1;
     /// The backend sends a packet that announces a machine after its migration (`SEND_RARP`).
     pub const RARP: u64 = 1 << 2;
     /// The backend answers requests that ask for it.
@@ -125,7 +130,7 @@ pub struct VringState {
 pub struct VringAddress {
     /// Number of the vring.
     pub index: u32,
-    /// Bit 0: writes are logged.
+    /// Only [`LOG_USED`].
     pub flags: u32,
     /// Address of the descriptor table.
     pub descriptors: u64,
@@ -133,6 +138,8 @@ pub struct VringAddress {
     pub used: u64,
     /// Address of the available ring.
     pub available: u64,
+    /// Address of the used ring in the log of written pages: that of descriptors.
+    pub log: u64,
 }
 
 /// Region of the guest's memory. Its file comes with the message.
@@ -181,6 +188,15 @@ pub struct InflightArea {
     pub is_padded: bool,
 }
 
+/// Place of the log of written pages in its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirtyArea {
+    /// Length of the log in bytes.
+    pub len: u64,
+    /// Offset in the file in bytes.
+    pub offset: u64,
+}
+
 /// Requests of a vhost-user frontend (QEMU) that this back-end knows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
@@ -189,6 +205,8 @@ pub enum Request {
     SetOwner,
     ResetOwner,
     SetMemoryTable(ArrayVec<MemoryRegion, REGIONS_MAX>),
+    /// Passes the log of written pages, whose file comes with the message.
+    SetLog(DirtyArea),
     SetVringSize(VringState),
     SetVringAddress(VringAddress),
     SetVringBase(VringState),
@@ -335,6 +353,7 @@ requests! {
     SET_OWNER = 3: |_| Ok(Request::SetOwner);
     RESET_OWNER = 4: |_| Ok(Request::ResetOwner);
     SET_MEM_TABLE = 5: |body| Ok(Request::SetMemoryTable(body.regions()?));
+    SET_LOG_BASE = 6: |body| Ok(Request::SetLog(body.dirty()?));
     SET_VRING_NUM = 8: |body| Ok(Request::SetVringSize(body.state()?));
     SET_VRING_ADDR = 9: |body| Ok(Request::SetVringAddress(body.address()?));
     SET_VRING_BASE = 10: |body| Ok(Request::SetVringBase(body.state()?));
@@ -390,7 +409,13 @@ impl Body<'_> {
             descriptors: u64_at(bytes, 8),
             used: u64_at(bytes, 16),
             available: u64_at(bytes, 24),
+            log: u64_at(bytes, 32),
         })
+    }
+
+    fn dirty(&self) -> Result<DirtyArea, MessageError> {
+        let bytes = self.bytes::<16>()?;
+        Ok(DirtyArea { len: u64_at(bytes, 0), offset: u64_at(bytes, 8) })
     }
 
     fn config(&self) -> Result<ConfigPart, MessageError> {
@@ -580,10 +605,25 @@ mod tests {
         for (at, value) in [(8, 0x10), (16, 0x20), (24, 0x30), (32, 0x40)] {
             payload[at] = value;
         }
-        let expected =
-            VringAddress { index: 1, flags: 0, descriptors: 0x10, used: 0x20, available: 0x30 };
+        let expected = VringAddress {
+            index: 1,
+            flags: 0,
+            descriptors: 0x10,
+            used: 0x20,
+            available: 0x30,
+            log: 0x40,
+        };
         let parsed = Request::parse(number::SET_VRING_ADDR, &payload);
         assert_eq!(parsed, Ok(Request::SetVringAddress(expected)));
+    }
+
+    #[test]
+    fn log_of_written_pages_needs_its_length_and_its_offset() {
+        let parsed = Request::parse(number::SET_LOG_BASE, &words(&[0x2000, 0x1000]));
+        assert_eq!(parsed, Ok(Request::SetLog(DirtyArea { len: 0x2000, offset: 0x1000 })));
+        // That of a frontend without a file is an address.
+        let short = Request::parse(number::SET_LOG_BASE, &words(&[0x2000]));
+        assert_eq!(short, Err(MessageError::TooShort { request: 6, len: 8, needed: 16 }));
     }
 
     #[test]

@@ -50,7 +50,7 @@ use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_vhost_user::clients::{ClientSlot, Clients};
-use ringfence_vhost_user::device::{Device, DeviceOffer};
+use ringfence_vhost_user::device::{Device, DeviceOffer, Parts};
 use ringfence_vhost_user::messages::{self, Incoming, Message};
 use ringfence_vhost_user::{ClientFault, ClientReporter, PoolRule, Reporter};
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, protocol_feature};
@@ -430,7 +430,7 @@ impl VhostUserDisk {
 
     /// Takes the next chain of a vring. Returns `false` if there is none.
     fn take_chain(&mut self, number: usize) -> Result<bool, ClientFault> {
-        let (memory, vrings, _) = self.device.parts();
+        let Parts { memory, vrings, .. } = self.device.parts();
         let Some(queue) = &mut vrings[number].queue else { return Ok(false) };
         let table = |address, len| {
             let (lent, offset) = memory.at(address, len).ok()?;
@@ -524,7 +524,7 @@ impl VhostUserDisk {
             self.put_back(segments);
         }
         self.done = done;
-        let (_, vrings, signal) = self.device.parts();
+        let Parts { vrings, signal, .. } = self.device.parts();
         for vring in vrings {
             if vring.publish(signal) {
                 self.system.syscalls.add(1);

@@ -48,7 +48,7 @@ use ringfence_ring::split::backend::BackendQueue;
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::bounded;
 use ringfence_vhost_user::ClientReporter;
-use ringfence_vhost_user::device::{Device, DeviceOffer, Vring};
+use ringfence_vhost_user::device::{Device, DeviceOffer, Parts, Vring};
 use ringfence_vhost_user::messages::{self, Incoming};
 pub use ringfence_vhost_user::{
     ClientFault, ClientReport, HandedOver, MachineMemory, MachineState, PoolFault, PoolRule,
@@ -291,7 +291,7 @@ impl VhostUserTransport {
         received: &mut Received,
     ) -> Result<(), ClientFault> {
         let header_len = header_len(&self.device);
-        let (memory, vrings, _) = self.device.parts();
+        let Parts { memory, vrings, .. } = self.device.parts();
         let Some(vring) = &mut vrings[from_guest(pair)].queue else { return Ok(()) };
         let receiver = &mut self.receivers[pair];
         while received.work < budget && has_room(batch, SUPER_PACKET_MAX) {
@@ -333,7 +333,7 @@ impl VhostUserTransport {
 
     fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
-        let (memory, vrings, _) = self.device.parts();
+        let Parts { memory, vrings, .. } = self.device.parts();
         while let Some(frame) = queue.frames.next_waiting() {
             let bytes = queue.frames.bytes(&frame);
             let wanted = self.steering.pair(bytes.get(MODERN_LEN..).unwrap_or_default());
@@ -409,7 +409,7 @@ impl RingTransport for VhostUserTransport {
             return Ok(());
         }
         let sent = self.write_waiting(queue);
-        let (_, vrings, signal) = self.device.parts();
+        let Parts { vrings, signal, .. } = self.device.parts();
         for vring in vrings.iter_mut().step_by(2) {
             if vring.publish(signal) {
                 queue.system.syscalls.add(1);
@@ -419,7 +419,7 @@ impl RingTransport for VhostUserTransport {
     }
 
     fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
-        let (_, vrings, signal) = self.device.parts();
+        let Parts { vrings, signal, .. } = self.device.parts();
         for (receiver, vring) in self.receivers.iter_mut().zip(vrings.iter_mut().skip(1).step_by(2))
         {
             let Some(chains) = &mut vring.queue else { continue };

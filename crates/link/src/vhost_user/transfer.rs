@@ -168,7 +168,7 @@ impl Sender {
         let gathered =
             self.gather(queue, memory, header_len + frame.len(), has(feature::MRG_RXBUF))?;
         if gathered != Written::Whole {
-            queue.untake(bounded(self.heads.len(), u16::MAX));
+            queue.untake(self.heads.iter().map(|&(head, _)| head));
             return Ok(gathered);
         }
         // A driver without this feature takes no marks about checksums.

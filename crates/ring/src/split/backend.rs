@@ -165,16 +165,25 @@ pub struct BackendQueue {
     log: Option<InflightLog>,
     /// Heads of the chains that an earlier backend took and did not return.
     left_over: VecDeque<u16>,
+    /// Number of those at the start.
+    found: usize,
 }
 
 impl BackendQueue {
     /// Continues a queue at the available index `next`. The used index is the one in memory.
     pub fn new(tables: QueueTables, features: QueueFeatures, next: u16) -> BackendQueue {
         let used = load(&tables.used, 2, Ordering::Relaxed);
-        let (log, left_over) = (None, VecDeque::new());
-        let avail = next;
-        let signalled = used;
-        BackendQueue { tables, features, avail, avail_seen: next, used, signalled, log, left_over }
+        BackendQueue {
+            tables,
+            features,
+            avail: next,
+            avail_seen: next,
+            used,
+            signalled: used,
+            log: None,
+            left_over: VecDeque::new(),
+            found: 0,
+        }
     }
 
     /// Continues a queue whose chains in flight are in a log for so many descriptors, at least those of the queue. If the log has chains of an earlier backend, they are taken
@@ -200,6 +209,7 @@ impl BackendQueue {
             queue.avail_seen = queue.avail;
         }
         queue.log = Some(log);
+        queue.found = left_over.len();
         queue.left_over = left_over.into();
         Ok(queue)
     }
@@ -207,6 +217,11 @@ impl BackendQueue {
     /// Returns `true` if chains of an earlier backend were not taken yet.
     pub fn has_left_over(&self) -> bool {
         !self.left_over.is_empty()
+    }
+
+    /// Returns the number of chains that the log had at the start. They are taken first.
+    pub fn found_in_log(&self) -> usize {
+        self.found
     }
 
     /// Returns `true` if the chains in flight are in a log.
@@ -300,10 +315,15 @@ impl BackendQueue {
         Ok(())
     }
 
-    /// Returns the last `count` chains that were taken and are not finished: they are available again. A queue with a log
-    /// has no such chains.
-    pub fn untake(&mut self, count: u16) {
-        self.avail = self.avail.wrapping_sub(count);
+    /// Returns the last chains that were taken, which are not finished and were not found in the log: they are available
+    /// again.
+    pub fn untake(&mut self, heads: impl IntoIterator<Item = u16>) {
+        for head in heads {
+            if let Some(log) = &mut self.log {
+                log.untake(head);
+            }
+            self.avail = self.avail.wrapping_sub(1);
+        }
     }
 
     /// Returns a chain, of which `len` bytes were written. [`publish`](Self::publish) shows it to the driver.

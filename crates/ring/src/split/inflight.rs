@@ -144,6 +144,11 @@ impl InflightLog {
         self.counter = self.counter.wrapping_add(1);
     }
 
+    /// Clears the mark of a chain that is available again.
+    pub fn untake(&mut self, head: u16) {
+        self.mark(head, 0);
+    }
+
     /// Adds a chain to the batch. The caller then stores it in the used ring, and publishes.
     pub fn finish(&mut self, head: u16) {
         self.store(state(head) + NEXT, self.last);

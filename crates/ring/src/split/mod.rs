@@ -37,6 +37,7 @@ pub mod device;
 mod driver;
 pub mod inflight;
 mod memory;
+pub mod pagelog;
 
 #[cfg(loom)]
 #[cfg(test)]

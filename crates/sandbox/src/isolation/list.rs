@@ -50,6 +50,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: waiting for clients
+    // vhost-user/src/shield/connection.rs: waiting for calls of one vring
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_create1, &[]),
@@ -68,6 +69,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: waiting for clients
     // vhost-user/src/device.rs: waiting for kicks of a virtual machine
+    // vhost-user/src/shield/connection.rs: waiting for calls of one vring
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // vhost-user/src/shield/device/vrings.rs: calls of a backend
     // xenstore/src/pump.rs: the store waits for its clients
@@ -78,6 +80,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
+    // vhost-user/src/shield/connection.rs: each call once
     // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_pwait, &[]),
@@ -87,6 +90,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: kicks and messages of a virtual machine
+    // vhost-user/src/shield/connection.rs: each call once
     // vhost-user/src/shield/device.rs: their events
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | CARD | SHIELD, libc::SYS_epoll_pwait2, &[]),

@@ -150,7 +150,6 @@ pub(crate) const PASSED: u64 = {
 };
 
 /// Numbers of requests that a backend of Ringfence does not know.
-pub(crate) const SET_LOG_BASE: u32 = 6;
 pub(crate) const SET_LOG_FD: u32 = 7;
 pub(crate) const SEND_RARP: u32 = 19;
 pub(crate) const NET_SET_MTU: u32 = 20;

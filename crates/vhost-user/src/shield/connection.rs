@@ -13,6 +13,7 @@ use ringfence_wire::vhost_user::{
     self, PROTOCOL_FEATURES, memory_table, number, protocol_feature as protocol,
 };
 use ringfence_wire::virtio::feature;
+use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
@@ -64,6 +65,34 @@ impl Events {
         let system =
             |errno: Errno| ShieldFault::System { what: "an eventfd", source: errno.into() };
         Ok(Events { kick: event().map_err(system)?, call: event().map_err(system)? })
+    }
+}
+
+/// Wait for calls of one vring. A call is an edge of its eventfd: a backend could make a read of the counter block.
+#[derive(Debug)]
+pub(super) struct Calls(OwnedFd);
+
+// #syscall shield epoll_create1,epoll_ctl: waiting for calls of one vring
+// #syscall shield epoll_pwait,epoll_pwait2: each call once
+impl Calls {
+    pub(super) fn new(events: &Events) -> Result<Calls, ShieldFault> {
+        let watched = || {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let edges = EventFlags::IN | EventFlags::ET;
+            epoll::add(&epoll, &events.call, epoll::EventData::new_u64(0), edges)?;
+            Ok(Calls(epoll))
+        };
+        let what = "waiting for calls";
+        watched().map_err(|errno: Errno| ShieldFault::System { what, source: errno.into() })
+    }
+
+    /// Forgets the calls until now.
+    fn clear(&self) {
+        let mut events =
+            [epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Without a call there is nothing to forget.
+        let _ = epoll::wait(&self.0, &mut events[..], Some(&none));
     }
 }
 
@@ -259,14 +288,39 @@ impl Connection {
         name: &'static str,
         deadline: Instant,
     ) -> Result<(), ShieldFault> {
+        self.wait_with(None, (event, name), deadline)
+    }
+
+    /// Waits for a call of a vring at most until the deadline, as for an answer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ShieldFault`] for a backend that leaves, breaks a rule, or is silent until the deadline.
+    pub(super) fn wait_call(
+        &mut self,
+        calls: &Calls,
+        deadline: Instant,
+    ) -> Result<(), ShieldFault> {
+        self.wait_with(Some(&calls.0), (PollFlags::IN, "a request in flight"), deadline)?;
+        calls.clear();
+        self.check_silence()
+    }
+
+    fn wait_with(
+        &mut self,
+        calls: Option<&OwnedFd>,
+        (event, name): (PollFlags, &'static str),
+        deadline: Instant,
+    ) -> Result<(), ShieldFault> {
         let now = Instant::now();
         if deadline <= now {
             return Err(ShieldFault::Silent { name, seconds: ANSWER_MAX.as_secs() });
         }
         self.notices.serve(now)?;
         let until = self.notices.deadline().map_or(deadline, |due| due.min(deadline));
-        let mut files: Vec<_> =
-            [PollFd::new(&self.end, event)].into_iter().chain(self.notices.wait()).collect();
+        let calls = calls.map(|calls| PollFd::new(calls, PollFlags::IN));
+        let own = [PollFd::new(&self.end, event)];
+        let mut files: Vec<_> = own.into_iter().chain(calls).chain(self.notices.wait()).collect();
         let waited = wait_any(&mut files, Some(until));
         waited.map_err(|source| ShieldFault::System { what: "waiting for the backend", source })?;
         Ok(())

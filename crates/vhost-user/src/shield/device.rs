@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_sys::event_signal::EventSignal;
-use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, protocol_feature as protocol};
+use ringfence_wire::vhost_user::{LOG_ALL, PROTOCOL_FEATURES, protocol_feature as protocol};
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use super::fault::ShieldFault;
 use super::pool::ShieldPool;
 use super::shadow::ShadowQueue;
 use super::totals::ShieldTotals;
-use crate::device::{Device, DeviceOffer};
+use crate::device::{Device, DeviceOffer, Parts};
 use crate::proxy::end::{End, Incoming, Kind, ProxyMessage};
 use crate::proxy::{Party, ProxyFault};
 use crate::{ClientFault, HandedOver, PoolRule};
@@ -267,10 +267,10 @@ impl Shield {
             }
         } else {
             self.has_offer = true;
-            let own = feature::INDIRECT | feature::EVENT_IDX | PROTOCOL_FEATURES;
+            let own = feature::INDIRECT | feature::EVENT_IDX | LOG_ALL | PROTOCOL_FEATURES;
             self.device.set_offer(DeviceOffer {
                 features: connection.features() | own,
-                protocol: connection.protocol() | protocol::INFLIGHT,
+                protocol: connection.protocol() | protocol::INFLIGHT | protocol::LOG_FILE,
                 queues: connection.queues,
                 ..none()
             });
@@ -375,7 +375,7 @@ impl Shield {
     /// Passes chains in both directions. Returns `true` if there were any.
     fn pass_chains(&mut self) -> Result<bool, Broken> {
         let Some(Connection { pool, .. }) = &mut self.connection else { return Ok(false) };
-        let (memory, fronts, signal) = self.device.parts();
+        let Parts { memory, vrings: fronts, signal, dirty } = self.device.parts();
         let mut worked = false;
         for number in &self.running {
             let front = &mut fronts[*number];
@@ -387,8 +387,9 @@ impl Shield {
                 // The backend may have filled the counter: a write would block.
                 let _ = signal.signal(&vring.events.kick);
             }
-            worked |= vring.shadow.complete(queue, pool).map_err(of_vrings)?;
+            worked |= vring.shadow.complete(queue, pool, dirty).map_err(of_vrings)?;
             front.publish(signal);
+            front.mark_used(dirty).map_err(|fault| of_vrings(fault.into()))?;
         }
         Ok(worked)
     }
@@ -399,7 +400,7 @@ impl Shield {
         if self.connection.is_none() {
             return is_ready;
         }
-        let (_, fronts, _) = self.device.parts();
+        let Parts { vrings: fronts, .. } = self.device.parts();
         for number in &self.running {
             let (Some(queue), Some(vring)) =
                 (&mut fronts[*number].queue, &mut self.vrings[*number])
@@ -430,7 +431,7 @@ impl Shield {
 
     /// Clears the events that made [`Shield::wait_fd`] readable.
     pub fn clear_events(&mut self, now: Instant) {
-        let (_, fronts, _) = self.device.parts();
+        let Parts { vrings: fronts, .. } = self.device.parts();
         for number in &self.running {
             if let (Some(queue), Some(vring)) =
                 (&mut fronts[*number].queue, &mut self.vrings[*number])

@@ -6,15 +6,16 @@
 use ringfence_memory::{DeviceAccess, LentSlice};
 use ringfence_ring::split::backend::{BackendQueue, QueueTables};
 use ringfence_ring::split::{DriverQueue, QueueFeatures};
-use ringfence_wire::vhost_user::MemoryRegion;
+use ringfence_wire::vhost_user::{DirtyArea, MemoryRegion};
 use ringfence_wire::virtio::{Descriptor, SplitLayout, feature, flag};
 
 use super::fault::ShieldFault;
 use super::pool::{POOL_ADDRESS, POOL_MIN, ShieldPool};
 use super::shadow::{ShadowQueue, ShadowShape};
 use crate::PoolRule;
+use crate::dirty::DirtyLog;
 use crate::memory::GuestMemory;
-use crate::testing::{FrontShape, Frontend, memfd};
+use crate::testing::{FrontShape, Frontend, PageMarks, memfd};
 
 /// Maximum of steps in one case.
 const STEPS_MAX: usize = 200;
@@ -34,6 +35,8 @@ pub(super) struct Rig {
     pub(super) pool: ShieldPool,
     pub(super) shadow: ShadowQueue,
     pub(super) backend: BackendQueue,
+    /// Log of the pages that are written.
+    pub(super) dirty: DirtyLog,
     features: QueueFeatures,
 }
 
@@ -101,7 +104,17 @@ impl Rig {
         let shadow = ShadowQueue::new(&mut pool, shape).ok()?;
         let tables = tables_of(&shadow, &pool, back.event_idx)?;
         let backend = BackendQueue::new(tables, back, 0);
-        Some(Rig { front: made, memory, queue, pool, shadow, backend, features: back })
+        let dirty = DirtyLog::default();
+        Some(Rig { front: made, memory, queue, pool, shadow, backend, dirty, features: back })
+    }
+
+    /// Marks written pages from now on.
+    pub(super) fn keep_log(&mut self, marks: &PageMarks) -> Option<()> {
+        let area = DirtyArea { len: PageMarks::BYTES, offset: 0 };
+        let file = marks.file().try_clone_to_owned().ok()?;
+        self.dirty.map(area, vec![file].into()).ok()?;
+        self.dirty.switch(true);
+        Some(())
     }
 
     pub(super) fn driver(&mut self) -> &mut DriverQueue {
@@ -117,7 +130,7 @@ impl Rig {
 
     /// Passes used chains to the driver.
     pub(super) fn complete(&mut self) -> Result<bool, ShieldFault> {
-        let passed = self.shadow.complete(&mut self.queue, &mut self.pool);
+        let passed = self.shadow.complete(&mut self.queue, &mut self.pool, &self.dirty);
         let _ = self.queue.publish();
         passed
     }
@@ -170,6 +183,10 @@ pub fn shield(data: &[u8]) {
         |bit: u8| QueueFeatures { indirect: has(bit), event_idx: has(bit << 1), in_order: false };
     let (is_driver_hostile, is_backend_hostile) = (has(16), has(32));
     let Some(mut rig) = Rig::new(features(1), features(4), POOL_MIN) else { return };
+    let mut keeps_log = || rig.keep_log(&PageMarks::new().ok()?);
+    if has(64) && keeps_log().is_none() {
+        return;
+    }
     for (number, step) in (0_u32..).zip(steps.chunks_exact(8).take(STEPS_MAX)) {
         let Ok([what, rest @ ..]) = <[u8; 8]>::try_from(step) else { return };
         let passed = match what & 15 {

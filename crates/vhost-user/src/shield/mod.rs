@@ -34,18 +34,25 @@
 //!
 //! | message | decision |
 //! |---|---|
-//! | `GET_FEATURES`, `SET_FEATURES` | features of the kind of device pass; those of vrings are the shield's own. Not offered: packed rings, order, `LOG_ALL`, reset of one vring |
-//! | `GET_PROTOCOL_FEATURES`, `SET_...` | `MQ`, `CONFIG`, `RARP`, `MTU` of the backend; `REPLY_ACK`, `BACKEND_REQ`, `INFLIGHT` are the shield's own |
+//! | `GET_FEATURES`, `SET_FEATURES` | features of the kind of device pass; those of vrings are the shield's own. Not offered: packed rings, order, reset of one vring |
+//! | `GET_PROTOCOL_FEATURES`, `SET_...` | `MQ`, `CONFIG`, `RARP`, `MTU` of the backend; `REPLY_ACK`, `BACKEND_REQ`, `INFLIGHT`, `LOG_SHMFD` are the shield's own |
 //! | `SET_MEM_TABLE`, `SET_VRING_*`, `GET_VRING_BASE`, `SET_OWNER`, `RESET_OWNER`, `SET_BACKEND_REQ_FD` | the shield's own; a vring that starts or stops does so at the backend |
 //! | `GET_INFLIGHT_FD`, `SET_INFLIGHT_FD` | the shield keeps the log |
 //! | `GET_QUEUE_NUM` | the backend's number |
 //! | `GET_CONFIG`, `SET_CONFIG`, `SEND_RARP`, `NET_SET_MTU` | pass |
 //! | `CONFIG_CHANGE_MSG` of the backend | is acknowledged, and told to the hypervisor; other requests of a backend are refused |
-//! | `SET_LOG_BASE`, `SET_LOG_FD` | refused: a machine cannot migrate |
+//! | `SET_LOG_BASE` | the shield marks the pages that it writes ([`DirtyLog`]): requests' room and used rings |
 //! | all others | refused by their names |
 //!
 //! The backend gets `GET_FEATURES`, `GET_PROTOCOL_FEATURES`, `GET_QUEUE_NUM`, `SET_OWNER`, `SET_BACKEND_REQ_FD` with a socket
 //! of the shield's, features, one `SET_MEM_TABLE` with the pool, and the messages of vrings. The shield waits for its answers, at most [`ANSWER_MAX`].
+//!
+//! # Migration
+//!
+//! A hypervisor copies the memory of a machine that runs, and copies each page anew that the shield has marked since. It
+//! stops the vrings at the end, and continues them at another shield with its own backend. The log of chains in flight
+//! stays behind. So a vring with such a log stops once the backend has used all that it has; what it does not have yet is
+//! available again.
 //!
 //! # Guarantees
 //!
@@ -72,6 +79,8 @@ mod shadow;
 mod tests;
 mod totals;
 
+#[cfg(doc)]
+use crate::dirty::DirtyLog;
 pub use connection::ANSWER_MAX;
 pub use device::{BackendFiles, Broken, Outcome, Shield, ShieldOptions};
 pub use fault::ShieldFault;

@@ -16,6 +16,7 @@ use super::arena::{Arena, Block};
 use super::fault::ShieldFault;
 use super::pool::{POOL_ADDRESS, ShieldPool};
 use crate::ClientFault;
+use crate::dirty::DirtyLog;
 use crate::memory::GuestMemory;
 
 /// Maximum length of a segment that stays a descriptor of its own in bytes.
@@ -72,6 +73,8 @@ struct Chain {
     segments: Vec<LentSlice>,
     /// Number of readable segments.
     readable: usize,
+    /// Addresses of the writable segments.
+    addresses: Vec<u64>,
     shape: Shape,
     /// Block in the pool. Set if it is of the vring's reserve.
     block: Option<(Block, bool)>,
@@ -194,6 +197,11 @@ impl ShadowQueue {
         let mut tokens: Vec<_> = tokens.map(|(token, chain)| (chain.sequence, token)).collect();
         tokens.sort_unstable();
         tokens.into_iter().map(|(_, token)| token).collect()
+    }
+
+    /// Returns `true` if the backend has chains that it did not use.
+    pub(super) fn is_at_backend(&self) -> bool {
+        self.free.len() + self.pending.len() < self.chains.len()
     }
 
     /// Returns the addresses of the tables for the backend: descriptors, used ring, available ring.
@@ -320,11 +328,13 @@ impl ShadowQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`ShieldFault::Used`] for a backend that breaks a rule.
+    /// Returns [`ShieldFault::Used`] for a backend that breaks a rule, and [`ClientFault::Unlogged`] for a page that is not
+    /// in the log of written pages.
     pub(super) fn complete(
         &mut self,
         front: &mut BackendQueue,
         pool: &mut ShieldPool,
+        dirty: &DirtyLog,
     ) -> Result<bool, ShieldFault> {
         let mut worked = false;
         let index = self.index;
@@ -338,7 +348,8 @@ impl ShadowQueue {
                 Some((block, false)) => block.offset(&pool.data),
                 None => 0,
             };
-            chain.copy_back(pool.memory(), shorts_at, block_at, usize_from(used.len));
+            let places = (shorts_at, block_at);
+            chain.copy_back(pool.memory(), places, usize_from(used.len), dirty)?;
             pool.traffic.bytes_out += chain.shape.capacity().min(usize_from(used.len)) as u64;
             self.finish(used.token, used.len, front, pool);
             worked = true;
@@ -370,35 +381,36 @@ impl ShadowQueue {
     }
 
     /// Ends the shadow of a vring that the backend has stopped. Chains that the backend did not use are available again
-    /// to the next device, if they are the last ones that were taken. Others are returned without data.
+    /// to the next device, if they are the last ones that were taken. Others stay in the log of chains in flight; without
+    /// one they are returned without data.
     ///
     /// # Errors
     ///
-    /// Returns [`ShieldFault::Used`] for a backend that breaks a rule.
+    /// As [`ShadowQueue::complete`].
     pub(super) fn stop(
         mut self,
         front: Option<&mut BackendQueue>,
         pool: &mut ShieldPool,
+        dirty: &DirtyLog,
     ) -> Result<(), ShieldFault> {
         if let Some(front) = front {
-            self.complete(front, pool)?;
-            // A log has the chains that are not returned.
+            self.complete(front, pool, dirty)?;
+            let mut left = self.in_flight();
+            let mut sequence = self.sequence;
+            // Those of the log came first, and their places in the ring are not known.
+            while let Some(&token) = left.last()
+                && self.chains[token as usize].sequence + 1 == sequence
+                && sequence > front.found_in_log() as u64
+            {
+                left.pop();
+                sequence -= 1;
+                let head = self.forget(token, pool);
+                front.untake([head]);
+            }
             if !front.has_log() {
-                let mut left = self.in_flight();
-                let mut last = 0_u16;
-                let mut sequence = self.sequence;
-                while let Some(&token) = left.last()
-                    && self.chains[token as usize].sequence + 1 == sequence
-                {
-                    left.pop();
-                    last += 1;
-                    sequence -= 1;
-                    self.forget(token, pool);
-                }
                 for token in left {
                     self.finish(token, 0, front, pool);
                 }
-                front.untake(last);
             }
         }
         for token in self.in_flight() {
@@ -421,12 +433,21 @@ impl ShadowQueue {
     ///
     /// Returns [`ShieldFault`] for a peer that breaks a rule.
     pub(super) fn arm(&mut self, front: &mut BackendQueue) -> Result<bool, ShieldFault> {
-        let index = self.index;
-        let is_used = self.driver.arm(1).map_err(|fault| ShieldFault::Used { index, fault })?;
+        let is_used = self.await_call()?;
         if self.is_full() {
             return Ok(is_used);
         }
         Ok(front.arm(0).map_err(ClientFault::from)? || front.has_left_over() || is_used)
+    }
+
+    /// Requests a call of the backend. Returns `true` if it has used a chain already.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ShieldFault::Used`] for a backend that breaks a rule.
+    pub(super) fn await_call(&mut self) -> Result<bool, ShieldFault> {
+        let index = self.index;
+        self.driver.arm(1).map_err(|fault| ShieldFault::Used { index, fault })
     }
 
     /// Suppresses calls of the backend and kicks of the driver.
@@ -445,6 +466,7 @@ impl Chain {
         memory: &GuestMemory,
     ) -> Result<(), ShieldFault> {
         self.segments.clear();
+        self.addresses.clear();
         self.readable = 0;
         let mut totals = [0_u64; 2];
         for &Descriptor { address, len, flags, .. } in fetched.iter().filter(|link| link.len > 0) {
@@ -454,6 +476,9 @@ impl Chain {
             let unmapped = ClientFault::Unmapped { address, len: bytes };
             self.segments.push(segment.map_err(|_| unmapped)?);
             let is_writable = flags & flag::WRITE != 0;
+            if is_writable {
+                self.addresses.push(address);
+            }
             self.readable += usize::from(!is_writable);
             totals[usize::from(is_writable)] += u64::from(len);
         }
@@ -518,34 +543,49 @@ impl Chain {
         (ranges.map(|range| range.or(none).expect("an address in the pool")), count)
     }
 
-    /// Copies the first `len` writable bytes and the last [`STATUS_MAX`] to the machine's memory.
-    fn copy_back(&self, pool: &LentSlice, shorts_at: usize, block_at: usize, len: usize) {
+    /// Copies the first `len` writable bytes and the last [`STATUS_MAX`] to the machine's memory, and marks their pages.
+    fn copy_back(
+        &self,
+        pool: &LentSlice,
+        (shorts_at, block_at): (usize, usize),
+        len: usize,
+        dirty: &DirtyLog,
+    ) -> Result<(), ClientFault> {
         let capacity = self.shape.capacity();
         let len = len.min(capacity);
         let status = capacity.saturating_sub(STATUS_MAX).max(len);
         let mut start = 0;
         let outs = &self.segments[self.readable..];
-        for (number, segment) in outs.iter().enumerate() {
+        for (number, (segment, address)) in outs.iter().zip(&self.addresses).enumerate() {
             let is_tail = self.shape.tail > 0 && number + 1 == outs.len();
             let from = match is_tail {
                 true => shorts_at + SHORT_MAX,
                 false => block_at + self.shape.writable_at() + start,
             };
             for part in [0..len, status..capacity] {
-                copy_part(segment, pool, from, start, part);
+                let copied = copy_part(segment, pool, from, start, part);
+                dirty.mark(address + copied.start as u64, copied.len())?;
             }
             start += segment.len();
         }
+        Ok(())
     }
 }
 
-/// Copies the bytes of a segment that lie in `part` of the chain. The segment begins at `start` of the chain, and at `from`
-/// in the pool.
-fn copy_part(segment: &LentSlice, pool: &LentSlice, from: usize, start: usize, part: Range<usize>) {
+/// Copies the bytes of a segment that lie in `part` of the chain, and returns their range in the segment. The segment begins
+/// at `start` of the chain, and at `from` in the pool.
+fn copy_part(
+    segment: &LentSlice,
+    pool: &LentSlice,
+    from: usize,
+    start: usize,
+    part: Range<usize>,
+) -> Range<usize> {
     let first = part.start.clamp(start, start + segment.len()) - start;
     let end = part.end.clamp(start, start + segment.len()) - start;
     if first < end {
         let copied = segment.copy_from_lent(first, pool, from + first, end - first);
         debug_assert!(copied.is_ok(), "both have room for it");
     }
+    first..end
 }

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use ringfence_memory::{DeviceAccess, DeviceRange};
+use ringfence_memory::{DeviceAccess, DeviceRange, PAGE_SIZE};
 use ringfence_ring::split::backend::DriverFault;
 use ringfence_ring::split::{QueueFault, QueueFeatures};
 use ringfence_wire::virtio::{Descriptor, SplitLayout, flag};
@@ -8,6 +8,7 @@ use super::fuzzing::{BUFFERS, ENTRIES, Rig, at};
 use super::shadow::{STATUS_MAX, ShadowQueue, ShadowShape};
 use super::*;
 use crate::ClientFault;
+use crate::testing::PageMarks;
 
 mod messages;
 
@@ -387,10 +388,10 @@ fn stopped_vring_leaves_unused_chains_available() {
     let (head, _) = rig.take().unwrap();
     rig.backend.finish(head, 1);
     let _ = rig.backend.publish();
-    let Rig { shadow, queue, pool, .. } = &mut rig;
+    let Rig { shadow, queue, pool, dirty, .. } = &mut rig;
     let shape = ShadowShape { index: 0, size: ENTRIES, features: ALL, vrings: 1 };
     let other = ShadowQueue::new(pool, shape).unwrap();
-    std::mem::replace(shadow, other).stop(Some(queue), pool).unwrap();
+    std::mem::replace(shadow, other).stop(Some(queue), pool, dirty).unwrap();
     assert_eq!(queue.next_available(), 1, "the used one was returned");
     let _ = queue.publish();
     assert_eq!(rig.driver().pop().unwrap().unwrap().token, 0);
@@ -407,10 +408,10 @@ fn stopped_vring_returns_unused_chains_among_used_ones_without_data() {
     let heads: Vec<_> = (0..3).map(|_| rig.take().unwrap().0).collect();
     rig.backend.finish(heads[1], 1);
     let _ = rig.backend.publish();
-    let Rig { shadow, queue, pool, .. } = &mut rig;
+    let Rig { shadow, queue, pool, dirty, .. } = &mut rig;
     let shape = ShadowShape { index: 0, size: ENTRIES, features: ALL, vrings: 1 };
     let other = ShadowQueue::new(pool, shape).unwrap();
-    std::mem::replace(shadow, other).stop(Some(queue), pool).unwrap();
+    std::mem::replace(shadow, other).stop(Some(queue), pool, dirty).unwrap();
     assert_eq!(queue.next_available(), 2, "the last one is available again");
     let _ = queue.publish();
     let used: Vec<_> = std::iter::from_fn(|| rig.driver().pop().unwrap()).collect();
@@ -435,6 +436,8 @@ proptest! {
         rig.forward().unwrap();
         let (head, chain) = rig.take().unwrap();
         prop_assert!(chain.len() <= 4);
+        let marks = PageMarks::new().unwrap();
+        rig.keep_log(&marks).unwrap();
         let sum = |flag| chain.iter().filter(|l| l.flags & flag::WRITE == flag).map(|l| l.len as usize).sum::<usize>();
         let ins: usize = parts.iter().filter(|(_, a)| *a == Read).map(|(len, _)| len).sum();
         let outs: usize = parts.iter().filter(|(_, a)| *a == Write).map(|(len, _)| len).sum();
@@ -452,12 +455,16 @@ proptest! {
         let found = buffer(&rig, 0, 64 << 10);
         let first = 1000 + ins;
         let status = outs.saturating_sub(STATUS_MAX).max(reported);
+        let mut written = vec![false; 16];
         for (at, byte) in found.into_iter().enumerate() {
             let is_written = at >= first
                 && (at - first < reported || (status..outs).contains(&(at - first)));
             let expected = if !is_written { FILL } else if fills { 0x11 } else { 0 };
             prop_assert_eq!(byte, expected, "{}", at);
+            written[at / PAGE_SIZE] |= is_written;
         }
+        let start = rig.front.base() + rig.front.buffers_at() as u64;
+        prop_assert_eq!(marks.take(start, 16).unwrap(), written);
     }
 
     #[test]

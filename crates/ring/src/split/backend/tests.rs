@@ -63,7 +63,7 @@ fn chains_of_a_driver_arrive_and_return() {
             let (head, chain) = pair.take().unwrap().unwrap();
             assert_eq!(chain.iter().map(|link| link.len).collect::<Vec<_>>(), [12, 300]);
             assert_eq!(pair.take(), Ok(None));
-            pair.backend.untake(1);
+            pair.backend.untake([head]);
             assert_eq!(pair.take().unwrap().unwrap().0, head);
             pair.backend.finish(head, 7);
             let _ = pair.backend.publish();

@@ -153,8 +153,8 @@ const CONFIG_HEAD: usize = 12;
 /// Returns the reason for which a request is refused.
 fn reason(row: &Row) -> &'static str {
     match row.decision {
-        _ if [table::SET_LOG_BASE, table::SET_LOG_FD].contains(&row.number) => {
-            "the shield keeps no log of written pages, so the machine cannot migrate"
+        _ if row.number == table::SET_LOG_FD => {
+            "nothing is told of a page beside its mark in the log"
         }
         Decision::Refuse(why) => why,
         Decision::Pass | Decision::Rule => "its feature was not offered",

@@ -2,11 +2,14 @@
 
 // #syscall shield epoll_ctl: calls of a backend
 
+use std::time::Instant;
+
 use rustix::event::epoll::{self, EventFlags};
 
 use super::{Broken, CALLS, Shield, ShieldVring, VRINGS_MAX, by, of_vrings};
+use crate::device::Parts;
 use crate::proxy::Party;
-use crate::shield::connection::{Connection, Events};
+use crate::shield::connection::{ANSWER_MAX, Calls, Connection, Events};
 use crate::shield::fault::ShieldFault;
 use crate::shield::shadow::{ShadowQueue, ShadowShape};
 
@@ -68,6 +71,7 @@ impl Shield {
         if !self.vrings.get(number).is_some_and(Option::is_some) {
             return Ok(());
         }
+        self.drain(number)?;
         let Some(connection) = &mut self.connection else { return Ok(()) };
         connection.stop(index_of(number)).map_err(by(Party::Backend))?;
         self.running.retain(|running| *running != number);
@@ -76,10 +80,39 @@ impl Shield {
         };
         // The backend holds the file as well, so closing it does not suffice.
         let _ = epoll::delete(&self.epoll, &events.call);
-        let (_, fronts, signal) = self.device.parts();
-        let front = &mut fronts[number];
-        shadow.stop(front.queue.as_mut(), &mut connection.pool).map_err(of_vrings)?;
+        let Parts { vrings, signal, dirty, .. } = self.device.parts();
+        let front = &mut vrings[number];
+        shadow.stop(front.queue.as_mut(), &mut connection.pool, dirty).map_err(of_vrings)?;
         front.publish(signal);
+        front.mark_used(dirty).map_err(|fault| of_vrings(fault.into()))
+    }
+
+    /// Waits until the backend has used all chains that it has, of a vring with a log of chains in flight: a machine that
+    /// migrates leaves that log behind. Receive buffers of a network card have no such log, and no end.
+    fn drain(&mut self, number: usize) -> Result<(), Broken> {
+        let Shield { device, connection, vrings, .. } = self;
+        let Parts { vrings: fronts, signal, dirty, .. } = device.parts();
+        let front = &mut fronts[number];
+        let (Some(connection), Some(vring)) = (connection, &mut vrings[number]) else {
+            return Ok(());
+        };
+        if !dirty.is_on() {
+            return Ok(());
+        }
+        let calls = Calls::new(&vring.events).map_err(by(Party::Backend))?;
+        let deadline = Instant::now() + ANSWER_MAX;
+        while let Some(queue) = front.queue.as_mut().filter(|queue| queue.has_log()) {
+            if !vring.shadow.is_at_backend() {
+                break;
+            }
+            let pool = &mut connection.pool;
+            let worked = vring.shadow.complete(queue, pool, dirty).map_err(of_vrings)?;
+            front.publish(signal);
+            if !worked && !vring.shadow.await_call().map_err(of_vrings)? {
+                let waited = connection.wait_call(&calls, deadline);
+                waited.map_err(by(Party::Backend))?;
+            }
+        }
         Ok(())
     }
 }
