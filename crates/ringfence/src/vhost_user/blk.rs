@@ -30,8 +30,8 @@ Examples:
   A disk in a file, for a QEMU that lends a pool of 64 MiB:
     ringfence vhost-user blk --socket /run/vm.disk --disk disk.img --require-pool 64M
 
-  QEMU's options for it:
-    -chardev socket,id=d,path=/run/vm.disk,reconnect=1
+  QEMU's options for it (before QEMU 9.2 reconnect=1):
+    -chardev socket,id=d,path=/run/vm.disk,reconnect-ms=1000
     -device vhost-user-blk-pci,chardev=d,disable-legacy=on,iommu_platform=on";
 
 /// Serve a disk to virtual machines: virtio-blk over vhost-user

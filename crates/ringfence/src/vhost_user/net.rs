@@ -52,8 +52,8 @@ Examples:
     ringfence vhost-user net --socket /run/vm.net --switch lab --address 10.0.0.2/24
     ringfence run --switch lab --address 10.0.0.3/24 -- ping 10.0.0.2
 
-  QEMU's options for it:
-    -chardev socket,id=c,path=/run/vm.net,reconnect=1 -netdev vhost-user,id=n,chardev=c
+  QEMU's options for it (before QEMU 9.2 reconnect=1):
+    -chardev socket,id=c,path=/run/vm.net,reconnect-ms=1000 -netdev vhost-user,id=n,chardev=c
     -device virtio-net-pci,netdev=n,disable-legacy=on,iommu_platform=on";
 
 /// Serve a network card to virtual machines: virtio-net over vhost-user

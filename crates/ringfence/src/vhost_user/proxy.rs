@@ -24,8 +24,8 @@ Examples:
       --export vhost-user-blk,id=e,node-name=f,writable=on,addr.type=unix,addr.path=/run/vm.backend
     ringfence pool-proxy --listen /run/vm.disk --backend /run/vm.backend --pool 64M
 
-  QEMU's options for it:
-    -chardev socket,id=d,path=/run/vm.disk,reconnect=1
+  QEMU's options for it (before QEMU 9.2 reconnect=1):
+    -chardev socket,id=d,path=/run/vm.disk,reconnect-ms=1000
     -device vhost-user-blk-pci,chardev=d,disable-legacy=on,iommu_platform=on";
 
 /// Show a vhost-user backend of another program the pool of its device, and no other memory of the machine

@@ -33,9 +33,9 @@ Examples:
       --export vhost-user-blk,id=e,node-name=f,writable=on,addr.type=unix,addr.path=/run/vm.backend
     ringfence shield --listen /run/vm.disk --backend /run/vm.backend --reconnect
 
-  QEMU's options for it:
+  QEMU's options for it (before QEMU 9.2 reconnect=1):
     -object memory-backend-memfd,id=m,size=4G,share=on -machine memory-backend=m
-    -chardev socket,id=d,path=/run/vm.disk,reconnect=1 -device vhost-user-blk-pci,chardev=d";
+    -chardev socket,id=d,path=/run/vm.disk,reconnect-ms=1000 -device vhost-user-blk-pci,chardev=d";
 
 /// Keep the memory of a virtual machine from a vhost-user backend of another program
 ///
