@@ -12,6 +12,8 @@ use super::unavailable::Unavailable;
 
 /// Archive of source packages and backports.
 const ARCHIVE: &str = "http://deb.debian.org/debian";
+/// End of the name of a suite with backports.
+const BACKPORTS: &str = "-backports";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Package that can be downloaded.
@@ -32,24 +34,40 @@ pub(crate) enum Release {
     Bookworm,
     /// Debian 13: Xen 4.20, Linux 6.12
     Trixie,
+    /// Debian 13 with its backports: the newest kernel and QEMU
+    TrixieBackports,
 }
 
 impl Release {
-    fn codename(self) -> &'static str {
+    /// Returns the name of the suite with the newest packages of the release.
+    fn suite(self) -> &'static str {
         match self {
             Release::Bookworm => "bookworm",
             Release::Trixie => "trixie",
+            Release::TrixieBackports => "trixie-backports",
+        }
+    }
+
+    fn codename(self) -> &'static str {
+        self.suite().trim_end_matches(BACKPORTS)
+    }
+
+    /// Returns what the names of the suites have behind the code name.
+    fn suffixes(self) -> &'static [&'static str] {
+        match self {
+            Release::Bookworm | Release::Trixie => &["", "-updates"],
+            Release::TrixieBackports => &["", "-updates", BACKPORTS],
         }
     }
 
     /// Returns the release, unless it is that of this computer, whose package lists serve.
     pub(crate) fn other(self) -> anyhow::Result<Option<Release>> {
-        Ok((codename()? != self.codename()).then_some(self))
+        Ok((codename()? != self.suite()).then_some(self))
     }
 
     /// Returns the directory for packages and images of this release below `cache`.
     pub(crate) fn folder(self, cache: &Path) -> PathBuf {
-        cache.join(self.codename())
+        cache.join(self.suite())
     }
 }
 
@@ -78,9 +96,13 @@ impl Apt {
         if let Some(release) = release {
             std::fs::create_dir_all(&apt.lists)?;
             let list = apt.lists.join("source.list");
-            std::fs::write(&list, sources_list("deb", release.codename(), &["", "-updates"]))?;
+            std::fs::write(&list, sources_list("deb", release.codename(), release.suffixes()))?;
             apt.suites = own_sources(&list);
             apt.suites.push(nothing_installed(&apt.lists)?);
+            if release.suffixes().contains(&BACKPORTS) {
+                // Without this option apt prefers the release to its backports.
+                apt.suites.push(format!("APT::Default-Release={}", release.suite()));
+            }
             apt.own_lists = true;
         }
         Ok(apt)

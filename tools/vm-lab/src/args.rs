@@ -18,7 +18,7 @@ pub(crate) enum Suite {
     /// Xen, a dom0 and its guests
     Xen(XenArgs),
     /// A plain Linux kernel
-    Linux(SuiteArgs),
+    Linux(LinuxArgs),
     /// Compile the kernel modules of linux/ for the newest kernels of this Debian release and of its backports
     Modules(ModulesArgs),
 }
@@ -54,6 +54,18 @@ pub(crate) struct XenArgs {
     /// Boot this hypervisor (its ELF file) instead of Debian's; with --debug-xen it is a debug build, and nothing is built
     #[arg(long, value_name = "FILE", conflicts_with_all = ["window_xen", "without_guards"])]
     pub(crate) hypervisor: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct LinuxArgs {
+    #[command(flatten)]
+    pub(crate) common: SuiteArgs,
+    /// Debian release of the kernel; by default this computer's
+    #[arg(long, value_enum)]
+    pub(crate) suite: Option<Release>,
+    /// Debian release of QEMU; by default this computer's
+    #[arg(long, value_enum, value_name = "SUITE")]
+    pub(crate) qemu: Option<Release>,
 }
 
 #[derive(Args)]

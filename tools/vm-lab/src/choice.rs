@@ -1,9 +1,9 @@
-//! Choice of the hypervisor by the command line and by the scenarios.
+//! Choice of the hypervisor and the Debian releases by the command line and by the scenarios.
 
 use std::path::{Path, PathBuf};
 
 use crate::apt::Release;
-use crate::args::XenArgs;
+use crate::args::{LinuxArgs, XenArgs};
 use crate::build::BuildTools;
 use crate::hypervisor;
 use crate::scenario::Scenario;
@@ -15,6 +15,8 @@ pub(crate) struct Choice {
     file: Option<PathBuf>,
     /// Debian release, if it differs from this computer's.
     pub(crate) release: Option<Release>,
+    /// Debian release of QEMU, if it differs from this computer's.
+    pub(crate) emulator: Option<Release>,
     pub(crate) debug: bool,
     /// Set for the one with grant windows.
     windows: bool,
@@ -31,7 +33,15 @@ impl Choice {
             debug: args.debug_xen,
             windows: args.window_xen || args.without_guards.is_some(),
             without: args.without_guards,
+            emulator: None,
         })
+    }
+
+    /// Returns the choice of the command line for machines without Xen. Fails if the release of this computer is not known.
+    pub(crate) fn of_linux(args: &LinuxArgs) -> anyhow::Result<Choice> {
+        let other =
+            |suite: Option<Release>| anyhow::Ok(suite.map(Release::other).transpose()?.flatten());
+        Ok(Choice { release: other(args.suite)?, emulator: other(args.qemu)?, ..Choice::default() })
     }
 
     /// Returns words for the command line of the hypervisor.

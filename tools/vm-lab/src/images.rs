@@ -205,7 +205,12 @@ fn download(apt: &Apt) -> anyhow::Result<Recipe> {
     let library = format!("libxenmisc{xen}");
     // Its name depends on the release.
     let ext2 = first(&library, "libext2fs2")?;
-    let mut names = vec![kernel, hypervisor, utilities, library, ext2];
+    let mut names = vec![hypervisor, utilities, library, ext2];
+    // The package of a newer kernel has no files, and depends on those that do.
+    for part in ["linux-base-", "linux-binary-", "linux-modules-"] {
+        names.extend(apt.depends(&kernel, part)?);
+    }
+    names.push(kernel);
     names.extend(COMMON.iter().chain(TOOLSTACK).chain(DISK_TOOLS).map(|name| (*name).to_owned()));
     let packages = apt.resolve(&names)?;
     apt.download(&packages)?;
@@ -232,12 +237,19 @@ impl Recipe {
         std::fs::copy(&hypervisor, images.join("xen.elf.gz")).context("the hypervisor")?;
         let unzipped = Cmd::new("gzip").args(["--decompress", "xen.elf.gz"]).output(images)?;
         unzipped.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
-        let image = std::fs::read(root.join("boot").join(format!("vmlinuz-{}", self.release)))?;
+        let modules = in_root(root, "lib/modules");
+        // Newer packages have the kernel beside its modules.
+        let places = [
+            root.join("boot").join(format!("vmlinuz-{}", self.release)),
+            modules.join(&self.release).join("vmlinuz"),
+        ];
+        let image = places.iter().find(|place| place.is_file()).context("no kernel's image")?;
+        let image = std::fs::read(image)?;
         std::fs::write(images.join("vmlinuz"), &image)?;
         let kernel = kernel::unpack(&image, root, toolbox)?;
         std::fs::write(images.join("vmlinux"), &kernel)?;
 
-        let [find, words @ ..] = kernel::unpack_modules(&in_root(root, "lib/modules"));
+        let [find, words @ ..] = kernel::unpack_modules(&modules);
         let unpacked = Cmd::new(find).args(words).env("PATH", toolbox.path()).output(root)?;
         unpacked.map_err(|message| anyhow::anyhow!("find, xz: {message}"))?;
         let modules = Modules::find(root, &self.release)?;

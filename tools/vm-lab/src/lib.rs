@@ -16,6 +16,7 @@ mod choice;
 mod complaints;
 mod cpio;
 mod debug_kernel;
+mod emulator;
 mod guest_driver;
 mod hypervisor;
 mod images;
@@ -64,7 +65,7 @@ pub static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ, &tools::ZSTD];
 pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let (suite, kinds, args, hypervisor) = match &args.suite {
         Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Choice::of(args)?),
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, Choice::default()),
+        Suite::Linux(args) => ("linux", Kind::LINUX, &args.common, Choice::of_linux(args)?),
         Suite::Modules(args) => return compile_modules(args, root, target),
     };
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
@@ -86,12 +87,18 @@ pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     tools.require(NEEDS)?;
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
+    let emulator = hypervisor.emulator.map(|release| emulator::folder(release, &cache));
+    let emulator = emulator.transpose()?;
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
     selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
     let hypervisor = hypervisor.elf(root, &cache, tools, &selected)?;
     let programs = ProgramSelection { extent: Extent::Full, given: args.program.as_deref() };
     let mut setting = prepare(root, target, release, &cache, &toolbox, programs, &selected)?;
     setting.hypervisor = hypervisor;
+    if let Some(scripts) = emulator {
+        let folders = std::iter::once(scripts).chain(std::env::split_paths(&setting.path));
+        setting.path = std::env::join_paths(folders)?;
+    }
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
         setting.iommufd = Some(iommufd::kernel(&cache, tools)?);
     }

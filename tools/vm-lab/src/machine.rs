@@ -4,7 +4,7 @@
 //! A machine has no network card and no disk, except the kinds with a host: processes of `ringfence` serve their devices, in
 //! namespaces without a way out (`vm/linux/passt-host.sh`, `devices-host.sh`). A machine has two serial ports: the console
 //! of Xen and Linux, which goes to a file, and the results, which are QEMU's standard output. A directory of the run is
-//! mounted in the machine by virtio-9p, for logs that must survive a crash.
+//! mounted in the machine by virtio-9p, for logs that must survive a crash; a machine that migrates has none.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -51,6 +51,8 @@ pub(crate) enum Kind {
     LinuxLentPoolNet,
     /// With disks behind `ringfence shield`: QEMU shares the memory of the machine. It can reboot.
     LinuxShield,
+    /// With one such disk. It migrates to another QEMU while the disk is in use.
+    LinuxShieldMigration,
 }
 
 impl Kind {
@@ -69,6 +71,7 @@ impl Kind {
         Kind::LinuxVhostUserNet,
         Kind::LinuxLentPoolNet,
         Kind::LinuxShield,
+        Kind::LinuxShieldMigration,
     ];
 
     /// Returns the name of the kind in scenarios.
@@ -89,6 +92,7 @@ impl Kind {
             Kind::LinuxVhostUserNet => "linux-vhost-user-net",
             Kind::LinuxLentPoolNet => "linux-lent-pool-net",
             Kind::LinuxShield => "linux-shield",
+            Kind::LinuxShieldMigration => "linux-shield-migration",
         }
     }
 
@@ -112,13 +116,20 @@ impl Kind {
             Kind::LinuxVhostUserNet => Some(("devices-host.sh", "net")),
             Kind::LinuxLentPoolNet => Some(("devices-host.sh", "net-pool")),
             Kind::LinuxShield => Some(("devices-host.sh", "shield")),
+            Kind::LinuxShieldMigration => Some(("devices-host.sh", "migration")),
             _ => None,
         }
     }
 
     /// Returns `true` for machines whose memory QEMU shares with backends.
     fn shares_memory(self) -> bool {
-        matches!(self, Kind::LinuxVhostUser | Kind::LinuxVhostUserNet | Kind::LinuxShield)
+        let plain = [Kind::LinuxVhostUser, Kind::LinuxVhostUserNet];
+        plain.contains(&self) || [Kind::LinuxShield, Kind::LinuxShieldMigration].contains(&self)
+    }
+
+    /// Returns `true` for machines with the directory of the run. QEMU migrates none that has mounted it.
+    fn has_share(self) -> bool {
+        self != Kind::LinuxShieldMigration
     }
 
     /// Returns `true` for machines with a pool.
@@ -250,7 +261,10 @@ impl Machine<'_> {
         words.extend(["-machine", q35, "-m", memory]);
         words.extend(["-smp", &processors]);
         words.extend(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        words.extend(["-fsdev", &share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);
+        if self.kind.has_share() {
+            let device = "virtio-9p-pci,fsdev=share,mount_tag=share";
+            words.extend(["-fsdev", &share, "-device", device]);
+        }
         if self.kind.has_iommu() {
             words.extend(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
