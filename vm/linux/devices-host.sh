@@ -6,7 +6,8 @@
 # |---|---|
 # | `net` | a card on a switch with the guest `peer` of `ringfence run`, and one on the network of the host |
 # | `net-pool` | the same with a pool, and private memory |
-# | `shield` | three disks: behind a shield, of qemu-storage-daemon and of Ringfence; of qemu-storage-daemon without a shield |
+# | `migration` | a disk behind a shield, and migrates to another QEMU, whose disk is behind another shield (migrate.py) |
+# | `shield` | three disks: behind a shield, of qemu-storage-daemon and of Ringfence; of qemu-storage-daemon without a shield; behind a shield a fourth one that can be plugged in |
 #
 # The host runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Each of its
 # processes is started again whenever it ends. Everything ends with QEMU.
@@ -25,13 +26,13 @@ serve_orders
 
 # card NAME OPTIONS: prints QEMU's options for a card on the socket of that name. QEMU 7.2 crashes with MSI-X under emulation.
 card() {
-    echo "-chardev socket,id=$1,path=/dev/shm/$1.socket,reconnect=1 -netdev vhost-user,id=$1,chardev=$1"
+    echo "-chardev socket,id=$1,path=/dev/shm/$1.socket,$RECONNECT -netdev vhost-user,id=$1,chardev=$1"
     echo "-device virtio-net-pci,netdev=$1,disable-legacy=on,romfile=,vectors=0,$2"
 }
 
 # disk NAME ADDRESS: prints QEMU's options for a disk on the socket of that name.
 disk() {
-    echo "-chardev socket,id=$1,path=/dev/shm/$1,reconnect=1"
+    echo "-chardev socket,id=$1,path=/dev/shm/$1,$RECONNECT"
     echo "-device vhost-user-blk-pci,chardev=$1,num-queues=1,vectors=0,addr=$2"
 }
 
@@ -70,21 +71,34 @@ case $devices in
         # shellcheck disable=SC2046
         set -- "$@" $(card card ${own}mac=52:54:00:12:34:56,addr=0x11) $(card uplink ${own}addr=0x12)
         ;;
+    migration)
+        truncate -s 64M /dev/shm/source.img
+        ln /dev/shm/source.img /dev/shm/target.img
+        for each in source target; do
+            # The machine runs on one side at a time, and so does what writes to the image.
+            keep_storage_daemon $each locking=off
+            wait_for_files /dev/shm/$each.backend
+            shield $each
+        done
+        wait_for_files /dev/shm/source.socket /dev/shm/target.socket
+        set -- python3 -B "$here/migrate.py" /dev/shm "$@"
+        ;;
     shield)
-        truncate -s 64M /dev/shm/foreign.img /dev/shm/own.img /dev/shm/direct.img
+        truncate -s 64M /dev/shm/foreign.img /dev/shm/own.img /dev/shm/direct.img /dev/shm/plugged.img
         python3 "$here/firmware.py" /dev/shm/firmware.img
-        for each in foreign direct firmware; do
+        for each in foreign direct firmware plugged; do
             keep_storage_daemon $each
         done
         keep own "$ringfence" vhost-user blk --socket /dev/shm/own.backend --disk /dev/shm/own.img --require-pool 64M
-        for each in foreign own firmware; do
+        for each in foreign own firmware plugged; do
             wait_for_files /dev/shm/$each.backend
             shield $each
         done
         wait_for_files /dev/shm/foreign.socket /dev/shm/own.socket /dev/shm/firmware.socket /dev/shm/direct.backend
         # The machine can reboot.
         # shellcheck disable=SC2046
-        set -- "$@" -action reboot=reset $(disk foreign.socket 0x12) $(disk own.socket 0x13) $(disk direct.backend 0x14)
+        set -- "$@" -action reboot=reset $(disk foreign.socket 0x12) $(disk own.socket 0x13) $(disk direct.backend 0x14) \
+            $(slot)
         ;;
 esac
 exec "$@"

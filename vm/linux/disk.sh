@@ -59,3 +59,20 @@ check_kills() {
     cat /tmp/kill.out
     is "$1 was killed under load" "$KILLED times" '10 times'
 }
+
+# check_hotplug OPTION...: checks that a disk with these options can be plugged in and out, and returns with its data.
+check_hotplug() {
+    local slot=0000:01:00.0
+    check_not 'the slot is empty' block_of $slot
+    check 'the disk is plugged in' on_host plug plugged "$@" || give_up "$(cat /share/order.out)"
+    use_disk $slot
+    check 'it stores data' stores_data
+    check 'it is plugged out' on_host unplug plugged
+    check 'it is no longer there' wait_for 10 no_block_of $slot
+    check 'it is plugged in again' on_host plug plugged "$@"
+    use_disk $slot
+    is 'it has its data' "$(stored_sum)" "$(cat /tmp/sum)"
+    check 'it stores data again' stores_data
+    check_not 'the kernel has no complaint' sh -c 'dmesg | grep "WARNING:\|BUG:\|Oops\|I/O error"'
+}
+no_block_of() { ! block_of $1; }

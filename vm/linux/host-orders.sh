@@ -9,6 +9,7 @@
 # | `kill NAME` | kills the process whose id is in /dev/shm/NAME.pid |
 # | `scan NAME` | searches its memory, and that of its descendants, for the secret in SHARE/secret (canary.py) |
 # | `peer WORD...` | runs a command in the guest `peer` of `ringfence run` |
+# | `plug NAME OPTION...`, `unplug NAME` | plugs the disk at /dev/shm/NAME.socket into the machine's slot, or out of it (monitor.py) |
 # | `boot NAME` | boots another machine by its firmware off the disk at /dev/shm/NAME.socket, and prints the text on its console |
 set -u
 ringfence=$1 traffic=$2 share=$3
@@ -20,7 +21,7 @@ boot_firmware() {
     # QEMU 7.2 crashes with MSI-X under emulation.
     setpriv --pdeathsig KILL -- qemu-system-x86_64 -accel tcg -machine q35,memory-backend=memory -m 64 \
         -object memory-backend-memfd,id=memory,size=64M,share=on -nodefaults -no-user-config -display none \
-        -chardev "socket,id=disk,path=/dev/shm/$1.socket,reconnect=1" \
+        -chardev "socket,id=disk,path=/dev/shm/$1.socket,$RECONNECT" \
         -device vhost-user-blk-pci,chardev=disk,num-queues=1,vectors=0,bootindex=1 \
         -device isa-debug-exit,iobase=0xf4,iosize=1 -serial stdio
     # The value that was written, doubled, plus 1.
@@ -37,6 +38,7 @@ execute() {
             python3 "$here/canary.py" "$share" "/dev/shm/$1.pid" && cat "$share/scanned"
             ;;
         peer) "$ringfence" exec peer -- "$@" ;;
+        plug | unplug) timeout 60 python3 "$here/monitor.py" "$order" "$@" ;;
         boot) boot_firmware "$1" ;;
         *) echo "no order is called $order" && return 1 ;;
     esac

@@ -1,6 +1,13 @@
 # Helpers for the hosts of machines (passt-host.sh, devices-host.sh): processes beside QEMU, which end with it. `$share` is the
 # folder that host and machine share.
 
+# Option by which QEMU's sockets connect again a second after they were closed. Each release knows one of both.
+case $(qemu-system-x86_64 --version) in
+    *' version '[1-9].*) RECONNECT=reconnect=1 ;;
+    *) RECONNECT=reconnect-ms=1000 ;;
+esac
+export RECONNECT
+
 # beside COMMAND...: runs a command until QEMU ends.
 beside() { setpriv --pdeathsig KILL -- "$@" & }
 
@@ -22,11 +29,15 @@ keep() {
     ' "$share" "$@"
 }
 
-# keep_storage_daemon NAME: keeps a qemu-storage-daemon for the image /dev/shm/NAME.img, with the socket /dev/shm/NAME.backend.
+# keep_storage_daemon NAME [OPTION]: keeps a qemu-storage-daemon for the image /dev/shm/NAME.img, with the socket
+# /dev/shm/NAME.backend. OPTION is one for the image's node.
 keep_storage_daemon() {
-    keep "$1" qemu-storage-daemon --blockdev "driver=file,node-name=f,filename=/dev/shm/$1.img" \
+    keep "$1" qemu-storage-daemon --blockdev "driver=file,node-name=f,filename=/dev/shm/$1.img${2:+,$2}" \
         --export "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=/dev/shm/$1.backend,writable=on"
 }
+
+# slot: prints QEMU's options for a slot of the machine, into which `monitor.py` plugs a disk.
+slot() { echo '-device pcie-root-port,id=plug,chassis=1,addr=0x18 -qmp unix:/dev/shm/monitor,server=on,wait=off'; }
 
 # wait_for_files PATH...: waits until each of them is there.
 wait_for_files() {

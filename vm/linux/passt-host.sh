@@ -63,15 +63,17 @@ esac
 card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
 if [ $transport = lent-pool ]; then
     card=$card,iommu_platform=on,disable-legacy=on,addr=0x11
-    truncate -s 64M /dev/shm/disk.img /dev/shm/foreign.img
+    truncate -s 64M /dev/shm/disk.img /dev/shm/foreign.img /dev/shm/plugged.img
     keep disk "$ringfence" vhost-user blk --socket /dev/shm/disk.socket --disk /dev/shm/disk.img --require-pool 64M
+    keep plugged "$ringfence" vhost-user blk --socket /dev/shm/plugged.socket --disk /dev/shm/plugged.img --require-pool 64M
     keep_storage_daemon foreign
     keep proxy "$ringfence" pool-proxy --listen /dev/shm/foreign.socket --backend /dev/shm/foreign.backend --pool 64M
     wait_for_files /dev/shm/disk.socket /dev/shm/foreign.socket /dev/shm/foreign.backend
     # The firmware knows no pool, so it must not look for a system there.
-    set -- "$@" -boot strict=on -chardev socket,id=disk,path=/dev/shm/disk.socket,reconnect=1 \
+    # shellcheck disable=SC2046
+    set -- "$@" $(slot) -boot strict=on -chardev socket,id=disk,path=/dev/shm/disk.socket,$RECONNECT \
         -device vhost-user-blk-pci,chardev=disk,num-queues=2,iommu_platform=on,disable-legacy=on,addr=0x12,vectors=0 \
-        -chardev socket,id=foreign,path=/dev/shm/foreign.socket,reconnect=1 \
+        -chardev socket,id=foreign,path=/dev/shm/foreign.socket,$RECONNECT \
         -device vhost-user-blk-pci,chardev=foreign,num-queues=1,iommu_platform=on,disable-legacy=on,addr=0x13,vectors=0
 elif [ $transport != vhost-user ]; then
     exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket -device $card
