@@ -94,7 +94,7 @@ fn guest_to_guest_stream_is_neither_segmented_nor_checksummed() {
 
 #[test]
 fn loopback_stream_bypasses_the_switch() {
-    require!(Need::Guests);
+    require!(Need::Guests, Need::Root);
     let rows = rows("--json --rounds 1 --seconds 0.3 --paths loopback --mode map");
     assert_eq!(rows.len(), 3);
     for row in &rows {

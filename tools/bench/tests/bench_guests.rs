@@ -71,7 +71,7 @@ fn copy_has_a_row_for_each_routine_and_memcpy() {
 
 #[test]
 fn uplink_measures_request_and_answer() {
-    require!(Need::Guests, Need::Program("ip", "iproute2"));
+    require!(Need::Guests, Need::Root, Need::Program("ip", "iproute2"));
     let rows =
         rows(&["uplink"], "--json --case tcp-rr --seconds 0.3 --rounds 1 --congestion cubic");
     assert!(!rows.is_empty() && rows.iter().all(Value::is_object), "{rows:?}");

@@ -84,6 +84,10 @@ mod tests {
 
     #[test]
     fn tarballs_of_one_content_are_equal_and_begin_with_their_name() {
+        if !Cmd::new("xz").args(["--version"]).probe() {
+            println!("SKIPPED: xz is missing (Debian package xz-utils)");
+            return;
+        }
         let folder = tempfile::tempdir().unwrap();
         let mut made = Vec::new();
         for part in ["one", "two/deeper"] {

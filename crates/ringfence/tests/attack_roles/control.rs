@@ -40,6 +40,8 @@ pub(crate) fn connect(directory: &str, switch: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Program of the victim, and of the guests that ask it.
+const PYTHON: Need = Need::Program("python3", "python3");
 /// Command of the victim.
 const SERVER: [&str; 4] = ["python3", "-m", "http.server", "8000"];
 
@@ -75,7 +77,7 @@ fn assert_hung_up(channel: &Channel) {
 }
 
 fn launcher_that_does_not_read() {
-    require!(Need::Guests);
+    require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();
@@ -94,7 +96,7 @@ fn launcher_that_does_not_read() {
 }
 
 fn mute_connection() {
-    require!(Need::Guests);
+    require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();
@@ -107,7 +109,7 @@ fn mute_connection() {
 }
 
 fn connection_without_proof() {
-    require!(Need::Guests);
+    require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();
@@ -136,7 +138,7 @@ fn connect_from_elsewhere(directory: &Path, switch: &str) -> String {
 }
 
 fn another_user_namespace() {
-    require!(Need::Guests);
+    require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();
@@ -164,7 +166,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
 }
 
 fn lingering_descriptors() {
-    require!(Need::Guests);
+    require!(Need::Guests, PYTHON);
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();
@@ -192,7 +194,7 @@ fn lingering_descriptors() {
 }
 
 fn disk_that_hangs() {
-    require!(Need::Guests, Need::Program("nbdkit", "nbdkit"));
+    require!(Need::Guests, PYTHON, Need::Program("nbdkit", "nbdkit"));
     let lab = Lab::new();
     let victim = lab.run("--switch s --name victim", &SERVER);
     victim.wait_up();

@@ -91,7 +91,7 @@ fn attack_from_inside() {
 }
 
 fn other_guests_are_served() {
-    require!(Need::Guests);
+    require!(Need::Guests, Need::Program("python3", "python3"));
     let lab = Lab::of(std::env::current_exe().unwrap());
     // Correct frontends on the switch of the same runtime directory.
     let program = env!("CARGO_BIN_EXE_ringfence");

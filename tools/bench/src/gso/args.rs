@@ -21,8 +21,9 @@ All setups leave checksums to the receiver, as the experiment did that this repe
 mtu1500 on the same path in the same round. On `loopback`, the interface's own MTU is set, and no
 packet passes through Ringfence.
 
-guest-driver and driver-guest need root: the driver domain's side is an interface in a network
-namespace of the benchmark's own (`ringfence run --host-tap`).
+All paths but guest-guest need root: the driver domain's side is an interface in a network namespace
+of the benchmark's own (`ringfence run --host-tap`), and only a guest of root's may set up its
+loopback interface.
 
 docs/perf/howto.md explains every column.";
 
@@ -57,7 +58,7 @@ pub struct GsoArgs {
 }
 
 impl GsoArgs {
-    /// Returns the paths to measure without duplicates. By default those of the host need `root`.
+    /// Returns the paths to measure without duplicates. By default those that need root are omitted without it.
     pub(super) fn paths(&self, root: bool) -> Vec<StreamPath> {
         let all = StreamPath::value_variants().iter().copied();
         match self.paths.as_slice() {
@@ -95,7 +96,7 @@ impl StreamPath {
     }
 
     pub(super) fn needs_root(self) -> bool {
-        matches!(self, StreamPath::GuestDriver | StreamPath::DriverGuest)
+        self != StreamPath::GuestGuest
     }
 }
 
@@ -176,7 +177,7 @@ mod tests {
     #[test]
     fn paths_that_need_root_are_omitted_unless_requested() {
         assert_eq!(parse("").unwrap().paths(true), StreamPath::value_variants());
-        assert_eq!(parse("").unwrap().paths(false), [StreamPath::GuestGuest, StreamPath::Loopback]);
+        assert_eq!(parse("").unwrap().paths(false), [StreamPath::GuestGuest]);
         let asked = parse("--paths driver-guest,guest-guest").unwrap();
         assert_eq!(asked.paths(false), [StreamPath::GuestGuest, StreamPath::DriverGuest]);
     }

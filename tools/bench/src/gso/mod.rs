@@ -43,14 +43,14 @@ pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
     if paths.iter().any(|path| path.needs_root()) {
         ensure!(
             root,
-            "the paths guest-driver and driver-guest need root (an interface for the driver domain's \
-             side): choose --paths guest-guest,loopback"
+            "all paths but guest-guest need root (an interface for the driver domain's side, and the \
+             guest's loopback interface): choose --paths guest-guest"
         );
         // A namespace of its own isolates the benchmark and the host's network from each other.
         namespaces::unshare(Fresh::MountNetIpcUts)
             .context("a network namespace for the driver domain's side of the switch")?;
     } else if !root && args.paths.is_empty() && !args.json {
-        eprintln!("ringfence: without root there is no guest-driver and no driver-guest");
+        eprintln!("ringfence: without root there is no path but guest-guest");
     }
     let case = |path, setup| StreamCase {
         path,
