@@ -115,10 +115,10 @@ impl Apt {
         std::fs::create_dir_all(&apt.lists)?;
         let codename = codename()?;
         let list = apt.lists.join("source.list");
-        std::fs::write(&list, sources_list("deb", &codename, &["", "-backports"]))?;
+        std::fs::write(&list, sources_list("deb", &codename, &["", BACKPORTS]))?;
         apt.suites = own_sources(&list);
         apt.suites.push(nothing_installed(&apt.lists)?);
-        apt.suites.push(format!("APT::Default-Release={codename}-backports"));
+        apt.suites.push(format!("APT::Default-Release={codename}{BACKPORTS}"));
         apt.update()?;
         Ok(apt)
     }
@@ -224,7 +224,7 @@ impl Apt {
     /// Downloads a package of the release or its backports into `folder` and returns the name of its file. The
     /// system's lists usually have no backports.
     pub(crate) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
-        fetch(None, folder, "deb", &["", "-backports"], &["download", name])?;
+        fetch(None, folder, "deb", &["", BACKPORTS], &["download", name])?;
         only(folder, ".deb")
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::apt::{Apt, Release};
 use super::build;
-use super::kernel::in_root;
+use super::kernel::{LOADER, in_root};
 
 /// Packages with the emulator, whose firmware comes as a dependency, and with the daemon.
 const PACKAGES: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
@@ -53,7 +53,7 @@ fn script(root: &Path, program: &str) -> String {
     // Older releases have libraries in both folders.
     let libraries = [root.join(LIBRARIES), root.join("usr").join(LIBRARIES)];
     let libraries = libraries.map(|folder| quoted(&folder)).join(":");
-    let loader = quoted(&in_root(root, &format!("{LIBRARIES}/ld-linux-x86-64.so.2")));
+    let loader = quoted(&in_root(root, LOADER));
     let modules = quoted(&root.join("usr").join(LIBRARIES).join("qemu"));
     let file = quoted(&root.join("usr/bin").join(program));
     let data: String = match program.starts_with("qemu-system") {
@@ -80,7 +80,7 @@ mod tests {
     fn script_starts_the_program_of_its_root_by_the_loader_there() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("it's a root");
-        let loader = root.join(LIBRARIES).join("ld-linux-x86-64.so.2");
+        let loader = root.join(LOADER);
         std::fs::create_dir_all(loader.parent().unwrap()).unwrap();
         std::fs::write(&loader, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n").unwrap();
         std::fs::set_permissions(&loader, PermissionsExt::from_mode(0o755)).unwrap();

@@ -23,7 +23,7 @@ use taskkit::tools::Toolbox;
 
 use super::apt::{Apt, Package, Release};
 use super::cpio::Archive;
-use super::kernel::{self, Modules, in_root};
+use super::kernel::{self, LOADER, Modules, in_root};
 use super::unavailable::Unavailable;
 
 /// Packages for every machine and guest, without the kernel.
@@ -307,7 +307,6 @@ impl Recipe {
 
 /// Directories of Debian's libraries.
 const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
-const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
 /// Returns the path of the loader in a machine.
 fn loader(root: &Path) -> anyhow::Result<String> {

@@ -47,6 +47,9 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(start..end)
 }
 
+/// Path of the loader in the package of the C library.
+pub(crate) const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+
 /// Returns the path of a file of unpacked packages. In later releases what was in `/bin`, `/sbin` and `/lib` is in
 /// `/usr`.
 pub(crate) fn in_root(root: &Path, path: &str) -> PathBuf {

@@ -20,7 +20,7 @@ use super::apt::{Apt, Package, Release};
 use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
 use super::images::Images;
-use super::kernel::in_root;
+use super::kernel::{LOADER, in_root};
 use super::module::NEEDS;
 use super::selftests;
 
@@ -33,7 +33,6 @@ const KEYMAPS: &str = "usr/share/qemu/keymaps";
 const FIO: &str = "usr/bin/fio";
 /// Directory of GRUB's images in their package.
 const GRUB: &str = "usr/lib/grub-xen";
-const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 const LIBRARIES: [&str; 3] = [
     "lib/x86_64-linux-gnu",
     "usr/lib/x86_64-linux-gnu",
