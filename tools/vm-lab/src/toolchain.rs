@@ -9,9 +9,20 @@ use taskkit::exec::Cmd;
 
 use super::apt::{Apt, Release};
 
-/// Packages of a build, beside the headers. Their dependencies, with compiler and linker, come with them.
-const PACKAGES: [&str; 9] =
-    ["base-files", "coreutils", "dash", "findutils", "grep", "libelf1t64", "make", "mawk", "sed"];
+/// Packages of a build, beside the headers. Their dependencies, with the compiler, come with them. Only `binutils` has the
+/// assembler by the name under which the compiler looks for it.
+const PACKAGES: [&str; 10] = [
+    "base-files",
+    "binutils",
+    "coreutils",
+    "dash",
+    "findutils",
+    "grep",
+    "libelf1t64",
+    "make",
+    "mawk",
+    "sed",
+];
 /// Package that the headers depend on, and no build needs.
 const IMAGE: &str = "linux-image-";
 

@@ -15,7 +15,7 @@ use rustix::net::{SocketType, sockopt};
 use super::end::{Outgoing, ProxyMessage};
 use super::fault::ProxyFault;
 use super::pool::{HeldRegions, PoolChoice, Withheld, is_in_memory};
-use super::table::{self, Answer, CONFIG_CHANGE, Decision, Length, PASSED, Row};
+use super::table::{self, Answer, Decision, Length, PASSED, Row};
 use crate::HandedOver;
 use crate::device::{LOG_FILE_MAX, PROTOCOL};
 use crate::memory::size_of;
@@ -50,8 +50,8 @@ pub struct Actions {
 #[derive(Debug)]
 pub struct NewChannel {
     pub socket: OwnedFd,
-    /// The backend gets an end of its own.
-    pub is_relayed: bool,
+    /// Protocol features of the backend, if it gets an end of its own.
+    pub protocol: Option<u64>,
 }
 
 /// State of one frontend and its backend.
@@ -69,8 +69,6 @@ pub struct Filter {
     /// End of a channel for the backend.
     spare: Option<OwnedFd>,
     has_channel: bool,
-    /// A request of the backend waits for the frontend's answer.
-    awaits_channel: bool,
     /// Identity that all eventfds have.
     of_eventfds: FileIdentity,
 }
@@ -94,7 +92,6 @@ impl Filter {
             expected: None,
             spare: Some(spare),
             has_channel: false,
-            awaits_channel: false,
             of_eventfds,
         })
     }
@@ -102,11 +99,6 @@ impl Filter {
     /// Returns `true` while the backend has to answer.
     pub fn awaits_answer(&self) -> bool {
         self.expected.is_some()
-    }
-
-    /// Returns `true` while the frontend has to answer a request of the backend.
-    pub fn awaits_channel_answer(&self) -> bool {
-        self.awaits_channel
     }
 
     /// Returns the pool that the backend has, and the memory that it does not get.
@@ -343,13 +335,14 @@ impl Filter {
         let [socket] =
             files.exactly().map_err(|count| ProxyFault::Files { name, count, needed: 1 })?;
         self.has_channel = true;
-        let spare = self.spare.take().filter(|_| self.backend_offer & protocol::BACKEND_REQ != 0);
-        let is_relayed = spare.is_some();
+        let chosen = self.protocol & self.backend_offer;
+        let spare = self.spare.take().filter(|_| chosen & protocol::BACKEND_REQ != 0);
+        let protocol = spare.is_some().then_some(chosen);
         let actions = match spare {
             Some(spare) => self.forward(row, &[], vec![spare].into(), wants_ack),
             None => acknowledged(row, wants_ack),
         };
-        Ok(Actions { channel: Some(NewChannel { socket, is_relayed }), ..actions })
+        Ok(Actions { channel: Some(NewChannel { socket, protocol }), ..actions })
     }
 
     /// Returns the file of an in-flight log, of which there are between `least` and one.
@@ -416,38 +409,6 @@ impl Filter {
         let offered = (features & !LOG_ALL) | feature::ACCESS_PLATFORM;
         self.features = offered;
         Ok(offered)
-    }
-
-    /// Decides on a request of the backend. Returns that for the frontend, which must owe no answer.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ProxyFault`]; both are to be disconnected.
-    pub fn take_channel_request(&mut self, message: ProxyMessage) -> Result<Outgoing, ProxyFault> {
-        let ProxyMessage { header, .. } = message;
-        let number = header.request;
-        table::check_channel_request(header, self.protocol & protocol::CONFIG != 0)?;
-        self.awaits_channel = header.needs_reply && self.protocol & protocol::REPLY_ACK != 0;
-        let bytes = vhost_user::request(number, self.awaits_channel, &[]);
-        Ok(Outgoing::new(bytes, Descriptors::default()))
-    }
-
-    /// Decides on an answer of the frontend to the backend. Returns that for the backend.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ProxyFault`]; both are to be disconnected.
-    pub fn take_channel_answer(&mut self, message: ProxyMessage) -> Result<Outgoing, ProxyFault> {
-        let ProxyMessage { header, payload, .. } = message;
-        if !std::mem::take(&mut self.awaits_channel) {
-            return Err(ProxyFault::Unsolicited);
-        }
-        let (found, len, name) = (header.request, payload.len(), "CONFIG_CHANGE_MSG");
-        if found != CONFIG_CHANGE || len != 8 {
-            return Err(ProxyFault::Answer { found, len, name });
-        }
-        let bytes = vhost_user::reply(found, &payload).to_vec();
-        Ok(Outgoing::new(bytes, Descriptors::default()))
     }
 }
 

@@ -7,7 +7,7 @@
 //!              ┌────────────── Relay ──────────────┐
 //!  frontend <─>│ End ─ Message ─> Filter ─> End    │<─> backend
 //!              │     <─ answer ── Filter <─        │
-//!  channel  <─>│ End <─────────── Filter <─ End    │<─> channel of the backend
+//!  channel  <──│ End <─────────────── Notices      │<─> channel of the backend
 //!              └───────────────────────────────────┘
 //! ```
 //!
@@ -44,7 +44,7 @@
 //!
 //! | message | decision | reason |
 //! |---|---|---|
-//! | `CONFIG_CHANGE_MSG` | passes | a disk that was resized |
+//! | `CONFIG_CHANGE_MSG` | acknowledged; the hypervisor gets a notice | a disk that was resized |
 //! | `IOTLB_MSG`, `VRING_CALL`, `VRING_ERR`, `VRING_HOST_NOTIFIER_MSG`, `SHARED_OBJECT_ADD`, `_REMOVE`, `_LOOKUP`, `SHMEM_MAP`, `_UNMAP` | refused | files and mappings between machine and backend; features that are not offered |
 //!
 //! # Guarantees
@@ -53,6 +53,7 @@
 //!   frontend gets none but an in-flight log. A descriptor of a message that carries none is closed.
 //! * A refused message, and every other broken rule ([`ProxyFault`]), ends both connections, with its name in the fault.
 //! * Answers match requests. A backend that sends anything else than the answer is disconnected.
+//! * A backend that floods its channel causes one notice in an interval of 100 ms, and its other requests are not read.
 //! * A peer that is silent, sends half of a message or does not read delays its own device alone. Half of a message may
 //!   stay for [`HALF_MAX`](end::HALF_MAX).
 
@@ -62,6 +63,7 @@ mod filter;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub(crate) mod notices;
 mod pool;
 mod relay;
 pub(crate) mod table;

@@ -6,13 +6,15 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use ringfence_sys::descriptors::dispose_socket;
+use ringfence_sys::descriptors::{Descriptors, dispose_socket};
+use ringfence_wire::vhost_user::config_changed;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use super::end::{End, Incoming, Kind};
+use super::end::{End, Incoming, Kind, Outgoing};
 use super::fault::ProxyFault;
 use super::filter::{Filter, NewChannel};
+use super::notices::Notices;
 use super::pool::{PoolChoice, Withheld};
 use crate::HandedOver;
 
@@ -60,11 +62,11 @@ pub enum Outcome {
     Gone(Party),
 }
 
-/// Channel of the backend's requests.
+/// Channel of the backend's requests, and the socket for notices to the frontend.
 #[derive(Debug)]
 struct Channel {
     frontend: End,
-    backend: End,
+    notices: Notices,
 }
 
 /// Relay of one frontend and one backend. See the [module](super).
@@ -124,21 +126,23 @@ impl Relay {
             interest(&self.backend, self.reads_backend()),
         ];
         if let Some(channel) = &self.channel {
-            waits.push(interest(&channel.frontend, channel.reads_frontend()));
-            waits.push(interest(&channel.backend, channel.reads_backend(&self.filter)));
+            waits.push(interest(&channel.frontend, true));
+            waits.extend(channel.notices.wait());
         }
         waits
     }
 
     /// Returns the time at which a round is due although nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        self.ends().filter_map(|(_, end)| end.deadline()).min()
+        let notices = self.channel.iter().filter_map(|channel| channel.notices.deadline());
+        self.ends().filter_map(|(_, end)| end.deadline()).chain(notices).min()
     }
 
     fn ends(&self) -> impl Iterator<Item = (Party, &End)> {
-        let channel = self.channel.iter().flat_map(|channel| [&channel.frontend, &channel.backend]);
-        let ends = [&self.frontend, &self.backend].into_iter().chain(channel);
-        [Party::Frontend, Party::Backend].into_iter().cycle().zip(ends)
+        let channel = self.channel.iter().map(|channel| (Party::Frontend, &channel.frontend));
+        [(Party::Frontend, &self.frontend), (Party::Backend, &self.backend)]
+            .into_iter()
+            .chain(channel)
     }
 
     /// Passes on what is there. `events` are those of [`Relay::waits`], in the same order.
@@ -168,11 +172,11 @@ impl Relay {
                     Passed::Gone(party) => return Ok(Outcome::Gone(party)),
                 }
             }
-            passed |= self.pass_channel()?;
             if !passed {
                 break;
             }
         }
+        self.serve_channel(now)?;
         for (party, end) in self.ends() {
             end.check_time(now).map_err(by(party))?;
         }
@@ -235,69 +239,48 @@ impl Relay {
     }
 
     fn set_channel(&mut self, new: NewChannel) {
-        let NewChannel { socket, is_relayed } = new;
-        match self.own.take().filter(|_| is_relayed) {
-            Some(own) => {
-                self.channel = Some(Channel { frontend: End::new(socket), backend: End::new(own) });
+        let NewChannel { socket, protocol } = new;
+        match self.own.take().zip(protocol) {
+            Some((own, protocol)) => {
+                let (frontend, notices) = (End::new(socket), Notices::new(own, protocol));
+                self.channel = Some(Channel { frontend, notices });
             }
             None => self.kept = Some(socket),
         }
     }
 
-    /// Passes messages between the channels. A channel that one peer has closed is closed to the other one.
-    fn pass_channel(&mut self) -> Result<bool, Broken> {
-        let Some(channel) = &mut self.channel else { return Ok(false) };
-        match channel.pass(&mut self.filter)? {
-            Passed::Message => Ok(true),
-            Passed::Nothing => Ok(false),
-            Passed::Gone(_) => {
-                close_channel(self.channel.take());
-                Ok(false)
-            }
+    /// Serves the channel. One that a peer has closed is closed to the other one.
+    fn serve_channel(&mut self, now: Instant) -> Result<(), Broken> {
+        let is_open = self.channel.as_mut().map(|channel| channel.serve(now)).transpose()?;
+        if is_open == Some(false) {
+            close_channel(self.channel.take());
         }
+        Ok(())
     }
 }
 
 impl Channel {
-    fn reads_frontend(&self) -> bool {
-        !self.backend.is_full()
-    }
-
-    fn reads_backend(&self, filter: &Filter) -> bool {
-        !filter.awaits_channel_answer() && !self.frontend.is_full() && !self.backend.is_full()
-    }
-
-    fn pass(&mut self, filter: &mut Filter) -> Result<Passed, Broken> {
-        let ends = [(Party::Frontend, &mut self.frontend), (Party::Backend, &mut self.backend)];
-        for (party, end) in ends {
-            if !end.flush().map_err(by(party))? {
-                return Ok(Passed::Gone(party));
+    /// Reads requests of the backend, and sends the notice that is due. Returns `false` once no more can come.
+    fn serve(&mut self, now: Instant) -> Result<bool, Broken> {
+        let Channel { frontend, notices } = self;
+        notices.serve(now).map_err(by(Party::Backend))?;
+        let failed = by(Party::Frontend);
+        if notices.is_due() {
+            let has_room = !frontend.is_full();
+            if has_room {
+                frontend.send(Outgoing::new(config_changed(), Descriptors::default()));
             }
+            notices.told(has_room, now);
         }
-        let mut passed = Passed::Nothing;
-        if self.reads_backend(filter) {
-            let failed = by(Party::Backend);
-            match self.backend.receive(Kind::Request).map_err(&failed)? {
-                Incoming::Message(message) => {
-                    self.frontend.send(filter.take_channel_request(message).map_err(failed)?);
-                    passed = Passed::Message;
-                }
-                Incoming::Nothing => {}
-                Incoming::Gone => return Ok(Passed::Gone(Party::Backend)),
-            }
+        if !frontend.flush().map_err(&failed)? {
+            return Ok(false);
         }
-        if self.reads_frontend() {
-            let failed = by(Party::Frontend);
-            match self.frontend.receive(Kind::Answer).map_err(&failed)? {
-                Incoming::Message(message) => {
-                    self.backend.send(filter.take_channel_answer(message).map_err(failed)?);
-                    passed = Passed::Message;
-                }
-                Incoming::Nothing => {}
-                Incoming::Gone => return Ok(Passed::Gone(Party::Frontend)),
-            }
+        match frontend.receive(Kind::Answer).map_err(&failed)? {
+            // No notice asks for an answer.
+            Incoming::Message(_) => Err(failed(ProxyFault::Unsolicited)),
+            Incoming::Gone => Ok(false),
+            Incoming::Nothing => Ok(notices.is_open() || frontend.is_full()),
         }
-        Ok(passed)
     }
 }
 
@@ -314,8 +297,8 @@ fn by(party: Party) -> impl Fn(ProxyFault) -> Broken {
 }
 
 fn close_channel(channel: Option<Channel>) {
-    if let Some(Channel { frontend, backend }) = channel {
+    if let Some(Channel { frontend, mut notices }) = channel {
         frontend.close();
-        backend.close();
+        notices.close();
     }
 }

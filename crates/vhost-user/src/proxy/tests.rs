@@ -7,13 +7,14 @@ use proptest::prelude::*;
 use ringfence_sys::descriptors::{identity, take_of_stream};
 use ringfence_sys::poll::{wait_any, wait_readable};
 use ringfence_wire::vhost_user::{
-    FILES_MAX, HEADER_LEN, Header, LOG_ALL, MemoryRegion, PROTOCOL_FEATURES, memory_table, number,
-    protocol_feature as protocol, reply, reply_word, request,
+    FILES_MAX, HEADER_LEN, Header, LOG_ALL, MemoryRegion, PROTOCOL_FEATURES, config_changed,
+    memory_table, number, protocol_feature as protocol, reply, reply_word, request,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::{EventfdFlags, PollFd, eventfd};
 
 use super::end::HALF_MAX;
+use super::notices::{INTERVAL, REQUESTS_MAX};
 use super::table::{Decision, REQUESTS};
 use super::*;
 use crate::testing::{memfd, send_with, state, words};
@@ -554,21 +555,39 @@ fn with_channel() -> (Bench, UnixStream, UnixStream) {
 }
 
 #[test]
-fn change_of_the_configuration_passes_on_the_channel_with_its_answer() {
+fn change_of_the_configuration_is_acknowledged_and_told_to_the_frontend() {
     let (mut bench, front, back) = with_channel();
-    for needs_reply in [false, true] {
-        (&back).write_all(&request(2, needs_reply, &[])).unwrap();
-        bench.round().unwrap();
-        let got = get(&front, false).unwrap();
-        assert_eq!((got.number, got.needs_reply), (2, needs_reply));
-    }
-    (&front).write_all(&reply_word(2, 9)).unwrap();
+    (&back).write_all(&request(2, true, &[])).unwrap();
     bench.round().unwrap();
-    assert_eq!(get(&back, true).unwrap().payload, words(&[9]));
+    assert_eq!(get(&back, true).unwrap().payload, words(&[0]));
+    let got = get(&front, false).unwrap();
+    assert_eq!((got.number, got.needs_reply, got.payload.len()), (2, false, 0));
     // The end of a channel is not that of the connection.
     drop(front);
     assert_eq!(bench.round().unwrap(), Outcome::Connected);
     assert_eq!((&back).read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn backend_that_floods_its_channel_causes_one_notice_in_an_interval() {
+    let (mut bench, front, back) = with_channel();
+    (0..2 * REQUESTS_MAX).for_each(|_| (&back).write_all(&config_changed()).unwrap());
+    drop(back);
+    let begun = Instant::now();
+    for interval in 0..2 {
+        for now in [begun + interval * INTERVAL, begun + interval * INTERVAL + INTERVAL / 2] {
+            assert_eq!(bench.round_at(now).unwrap(), Outcome::Connected);
+            assert_eq!(get_if_there(&front), (now == begun + interval * INTERVAL).then_some(2));
+        }
+    }
+    // All requests were read, so the end of the channel is seen.
+    bench.round_at(begun + 2 * INTERVAL).unwrap();
+    assert_eq!((&front).read(&mut [0]).unwrap(), 0);
+}
+
+/// Returns the number of a message that is there.
+fn get_if_there(socket: &UnixStream) -> Option<u32> {
+    (!Bench::is_silent(socket)).then(|| get(socket, false).unwrap().number)
 }
 
 #[test]

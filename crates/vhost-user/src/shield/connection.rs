@@ -18,11 +18,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 
 use super::fault::ShieldFault;
-use super::notices::Notices;
 use super::pool::ShieldPool;
 use super::shadow::ShadowQueue;
 use crate::proxy::ProxyFault;
 use crate::proxy::end::{End, Incoming, Kind, Outgoing};
+use crate::proxy::notices::Notices;
 use crate::proxy::table;
 
 /// Maximum wait for an answer of the backend. A disk answers once its I/O in progress has ended.
@@ -139,7 +139,7 @@ impl Connection {
         self.order(number::SET_OWNER, &[], None)?;
         if chosen & protocol::BACKEND_REQ != 0 {
             let [own, theirs] = channel;
-            self.notices = Notices::new(own, chosen & protocol::REPLY_ACK != 0);
+            self.notices = Notices::new(own, chosen);
             self.order(number::SET_BACKEND_REQ_FD, &[], Some(theirs))?;
         }
         Ok(())

@@ -463,7 +463,8 @@ impl Shield {
         if let Some(connection) = &mut self.connection {
             connection.check_silence().map_err(by(Party::Backend))?;
             connection.check_time(now).map_err(by(Party::Backend))?;
-            connection.notices.serve(now).map_err(by(Party::Backend))?;
+            let served = connection.notices.serve(now);
+            served.map_err(|fault| by(Party::Backend)(fault.into()))?;
         }
         let gone = || by(Party::Frontend)(ShieldFault::Gone);
         let failed = |fault: ProxyFault| by(Party::Frontend)(fault.into());

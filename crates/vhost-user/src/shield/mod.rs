@@ -72,7 +72,6 @@ mod fault;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod notices;
 mod pool;
 mod shadow;
 #[cfg(test)]

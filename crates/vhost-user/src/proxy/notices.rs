@@ -1,34 +1,36 @@
-//! Requests of a backend, on a channel of the shield's: its configuration space has changed.
+//! Requests of a backend, on a channel between it and a proxy or a shield: its configuration space has changed.
 //!
-//! A request can come at any time, also while the shield waits for an answer. The shield acknowledges it at once, if the
-//! backend wants that, and tells the hypervisor. Of a backend that floods the channel, [`REQUESTS_MAX`] requests are read in
-//! an [`INTERVAL`], and the hypervisor gets one notice in it. The other requests wait in the socket's queue, which fills.
+//! A request can come at any time, also while an answer is awaited. It is acknowledged at once, if the backend wants that,
+//! and the hypervisor gets a notice. Of a backend that floods the channel, [`REQUESTS_MAX`] requests are read in an
+//! [`INTERVAL`], and the hypervisor gets one notice in it. The other requests wait in the socket's queue, which fills.
 
-// #syscall shield ppoll: requests of a backend while the shield waits for an answer
+// #syscall proxy,shield ppoll: requests of a backend while an answer is awaited
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ringfence_sys::descriptors::Descriptors;
-use ringfence_wire::vhost_user::reply_word;
+use ringfence_wire::vhost_user::{protocol_feature as protocol, reply_word};
 use rustix::event::{PollFd, PollFlags};
 
-use super::fault::ShieldFault;
-use crate::proxy::end::{End, Incoming, Kind, Outgoing};
-use crate::proxy::table::{self, CONFIG_CHANGE};
+use super::end::{End, Incoming, Kind, Outgoing};
+use super::fault::ProxyFault;
+use super::table::{self, CONFIG_CHANGE};
 
 /// Maximum of requests of a backend in one [`INTERVAL`].
-pub(super) const REQUESTS_MAX: u32 = 32;
+pub(crate) const REQUESTS_MAX: u32 = 32;
 /// Minimum time between two notices for a hypervisor.
-pub(super) const INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Channel of a backend's requests, and the notice for the hypervisor.
 #[derive(Debug, Default)]
-pub(super) struct Notices {
-    /// Shield's end of the channel. `None` for a backend without one, or that has closed it.
+pub(crate) struct Notices {
+    /// Own end of the channel. `None` for a backend without one, or that has closed it.
     end: Option<End>,
     /// The backend can ask for acknowledgements.
     acknowledges: bool,
+    /// The backend can have changes of its configuration space.
+    has_config: bool,
     /// Start of the interval of now.
     since: Option<Instant>,
     /// Requests that were read in it.
@@ -40,23 +42,25 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    /// Uses an end of a channel.
-    pub(super) fn new(end: OwnedFd, acknowledges: bool) -> Notices {
-        Notices { end: Some(End::new(end)), acknowledges, ..Notices::default() }
+    /// Uses an end of a channel with a backend of these protocol features.
+    pub(crate) fn new(end: OwnedFd, protocol: u64) -> Notices {
+        let [acknowledges, has_config] =
+            [protocol::REPLY_ACK, protocol::CONFIG].map(|feature| protocol & feature != 0);
+        Notices { end: Some(End::new(end)), acknowledges, has_config, ..Notices::default() }
     }
 
     /// Notes that the hypervisor is to be told.
-    pub(super) fn note(&mut self) {
+    pub(crate) fn note(&mut self) {
         self.is_due = true;
     }
 
     /// Returns the socket of the channel, if it is open.
-    pub(super) fn socket(&self) -> Option<&End> {
+    pub(crate) fn socket(&self) -> Option<&End> {
         self.end.as_ref()
     }
 
     /// Returns the channel with the event at which [`Notices::serve`] has work, while there may be any.
-    pub(super) fn wait(&self) -> Option<PollFd<'_>> {
+    pub(crate) fn wait(&self) -> Option<PollFd<'_>> {
         let end = self.end.as_ref()?;
         match end.is_full() {
             true => Some(PollFd::new(end, PollFlags::OUT)),
@@ -68,8 +72,8 @@ impl Notices {
     ///
     /// # Errors
     ///
-    /// Returns [`ShieldFault`] for another request, or a part of one that is overdue.
-    pub(super) fn serve(&mut self, now: Instant) -> Result<(), ShieldFault> {
+    /// Returns [`ProxyFault`] for another request, or a part of one that is overdue.
+    pub(crate) fn serve(&mut self, now: Instant) -> Result<(), ProxyFault> {
         if self.since.is_some_and(|since| since + INTERVAL <= now) {
             (self.since, self.requests, self.is_told) = (None, 0, false);
         }
@@ -91,7 +95,7 @@ impl Notices {
                     return Ok(());
                 }
             };
-            table::check_channel_request(message.header, true)?;
+            table::check_channel_request(message.header, self.has_config)?;
             self.since.get_or_insert(now);
             self.requests += 1;
             self.is_due = true;
@@ -103,27 +107,32 @@ impl Notices {
     }
 
     /// Returns `true` if the hypervisor is to be told now.
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.is_due && !self.is_told
     }
 
     /// Notes that the hypervisor was told, or has no room at present: then it is told in the next interval.
-    pub(super) fn told(&mut self, had_room: bool, now: Instant) {
+    pub(crate) fn told(&mut self, had_room: bool, now: Instant) {
         self.since.get_or_insert(now);
         self.is_told = true;
         self.is_due = !had_room;
     }
 
     /// Returns the time at which [`Notices::serve`] is due although nothing happens.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let waits = self.requests >= REQUESTS_MAX || (self.is_due && self.is_told);
         let next = self.since.filter(|_| waits).map(|since| since + INTERVAL);
         let rest = self.end.as_ref().and_then(End::deadline);
         [next, rest].into_iter().flatten().min()
     }
 
+    /// Returns `true` until the backend has closed the channel and the hypervisor got every notice.
+    pub(crate) fn is_open(&self) -> bool {
+        self.end.is_some() || self.is_due
+    }
+
     /// Closes the channel without waiting. A notice stays due.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let Some(end) = self.end.take() {
             end.close();
         }
@@ -143,7 +152,8 @@ mod tests {
     fn channel(acknowledges: bool) -> (Notices, UnixStream) {
         let (own, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (Notices::new(own.into(), acknowledges), theirs)
+        let acknowledges = if acknowledges { protocol::REPLY_ACK } else { 0 };
+        (Notices::new(own.into(), protocol::CONFIG | acknowledges), theirs)
     }
 
     #[test]
@@ -223,7 +233,7 @@ mod tests {
             sent += 1;
             now += INTERVAL;
             notices.serve(now).unwrap();
-            assert!(sent < 100_000, "the shield reads on");
+            assert!(sent < 100_000, "the channel is read on");
         }
         assert!(notices.wait().is_some(), "room for an acknowledgement is awaited");
         backend.set_nonblocking(false).unwrap();
