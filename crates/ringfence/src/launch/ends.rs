@@ -11,6 +11,9 @@ use super::guest_processes::{GRACE, GuestProcesses, Outcome};
 use super::rendezvous;
 use ringfence_hostnet::text::{because, last_line};
 
+/// Maximum wait for the end of a driver domain whose store or rings are gone already. Its supervisor can end first.
+const DRIVER_END_MAX: Duration = Duration::from_millis(500);
+
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {
         // After init all processes that the command started are gone.
@@ -49,11 +52,11 @@ impl GuestProcesses<'_> {
         Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
     }
 
-    /// Reports the end of the driver domain as the reason if the frontend ended because of it.
+    /// Reports the end of the driver domain as the reason if the frontend or the guest's init ended because of it.
     pub(super) fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = self.driver_channel().is_some_and(|channel| {
-            matches!(wait_hung_up(channel, Duration::from_millis(100)), Ok(true))
-        });
+        let gone = self
+            .driver_channel()
+            .is_some_and(|channel| matches!(wait_hung_up(channel, DRIVER_END_MAX), Ok(true)));
         if gone { self.driver_gone() } else { outcome }
     }
 
