@@ -73,8 +73,9 @@ impl Toolchain {
             std::fs::remove_dir_all(&inside)?;
         }
         copy(folder, &inside)?;
-        // The root's /dev is empty; that of this computer is mounted for the build alone.
-        let script = "mount --rbind /dev \"$0/dev\" && exec chroot \"$0\" \"$@\"";
+        // The root's /dev and /proc are empty; those of this computer are mounted for the build alone. objtool reads the
+        // limit of its stack in /proc.
+        let script = "mount --rbind /dev \"$0/dev\" && mount --rbind /proc \"$0/proc\" && exec chroot \"$0\" \"$@\"";
         let mut words = vec!["--mount"];
         if !rustix::process::geteuid().is_root() {
             words.push("--map-root-user");
