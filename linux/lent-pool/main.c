@@ -207,14 +207,29 @@ static bool is_virtio(struct device *dev)
 	return dev->bus && !strcmp(dev->bus->name, "virtio");
 }
 
+/* Kernels from 6.17 on have more features than 64 bits hold, and devices without get_features. */
+#if defined(VIRTIO_FEATURES_U64S)
+#define RLP_FEATURES_U64S VIRTIO_FEATURES_U64S
+#elif defined(VIRTIO_FEATURES_DWORDS)
+#define RLP_FEATURES_U64S VIRTIO_FEATURES_DWORDS
+#endif
+
+/* Returns true if a device is told addresses of its platform. */
+static bool offers_platform(struct virtio_device *vdev)
+{
+#ifdef RLP_FEATURES_U64S
+	u64 features[RLP_FEATURES_U64S];
+
+	virtio_get_features(vdev, features);
+	return features[0] & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM);
+#else
+	return vdev->config->get_features(vdev) & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM);
+#endif
+}
+
 static int warn_without_feature(struct device *child, void *unused)
 {
-	struct virtio_device *vdev;
-
-	if (!is_virtio(child))
-		return 0;
-	vdev = dev_to_virtio(child);
-	if (!(vdev->config->get_features(vdev) & BIT_ULL(VIRTIO_F_ACCESS_PLATFORM)))
+	if (is_virtio(child) && !offers_platform(dev_to_virtio(child)))
 		dev_warn(child,
 			 "uses no pool: it does not offer ACCESS_PLATFORM (QEMU: iommu_platform=on)\n");
 	return 0;
