@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use ringfence_block::storage::extents::{LIST_BYTES, load};
 use ringfence_block::storage::file::CacheMode;
@@ -410,13 +410,28 @@ impl QemuIo {
     fn execute(&mut self, image: &Path, commands: &[String]) {
         drop(no_process_starts());
         for part in commands.split_inclusive(|command| command.contains("-c")) {
-            self.tell(&format!("open -o driver=qcow2,discard=unmap {}", image.display()));
+            self.open(image);
             for command in part {
                 let said = self.tell(command);
                 let done = said.contains(" bytes at offset ") && !said.contains("failed");
                 assert!(done, "{said}: {commands:?}");
             }
             self.tell("close");
+        }
+    }
+
+    /// Opens an image, which can be locked for another moment: a process that has started closes its copies of our
+    /// descriptors only after its start was reported.
+    fn open(&mut self, image: &Path) {
+        let begun = Instant::now();
+        loop {
+            self.tell(&format!("open -o driver=qcow2,discard=unmap {}", image.display()));
+            // Only an image that is open has a length.
+            if self.tell("length").starts_with(|first: char| first.is_ascii_digit()) {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{} stays locked", image.display());
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
