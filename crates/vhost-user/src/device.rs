@@ -1,14 +1,15 @@
 //! State of the device that a hypervisor sets up: features, memory, vrings, and the log of chains in flight.
 //!
 //! ```text
-//! SET_FEATURES, SET_MEM_TABLE                             the device
+//! SET_FEATURES, SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG   the device
 //! SET_VRING_NUM, _BASE, _ADDR, _KICK, _CALL, _ENABLE      a vring: runs once all are there
 //! GET_VRING_BASE                                          stops a vring
 //! GET_INFLIGHT_FD, SET_INFLIGHT_FD                        the log, which the hypervisor keeps for the next backend
 //! SET_LOG_BASE                                            the log of written pages, of a device that offers LOG_ALL
 //! ```
 //!
-//! A vring that runs has a [`BackendQueue`] in mapped memory. The device of a disk has no chain in flight while it handles
+//! A vring that runs has a [`BackendQueue`] in mapped memory. It stops while a region with its tables is removed: QEMU
+//! removes and adds a region to change it. The device of a disk has no chain in flight while it handles
 //! a request that changes memory or vrings ([`Request::is_question`]).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,8 +20,8 @@ use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
-    ConfigPart, DirtyArea, InflightArea, LOG_ALL, LOG_USED, PROTOCOL_FEATURES, Request,
-    VringAddress, VringFile, VringState, config_changed, protocol_feature,
+    ConfigPart, DirtyArea, InflightArea, LOG_ALL, LOG_USED, MemoryRegion, PROTOCOL_FEATURES,
+    Request, VringAddress, VringFile, VringState, config_changed, protocol_feature,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
@@ -31,7 +32,7 @@ use rustix::net::{SendFlags, SocketType, sockopt};
 use super::dirty::DirtyLog;
 use super::fault::ClientFault;
 use super::inflight::PassedLog;
-use super::memory::{GuestMemory, only};
+use super::memory::{GuestMemory, SLOTS_MAX, only};
 use super::pool::PoolRule;
 
 /// Properties that a kind of device offers.
@@ -39,7 +40,7 @@ use super::pool::PoolRule;
 pub struct DeviceOffer {
     /// Features that a driver may use.
     pub features: u64,
-    /// Protocol features beyond [`PROTOCOL`].
+    /// Protocol features beyond [`PROTOCOL`] and the slots of memory.
     pub protocol: u64,
     /// Number of vrings.
     pub vrings: usize,
@@ -58,7 +59,7 @@ impl DeviceOffer {
     }
 
     fn protocol(&self) -> u64 {
-        self.protocol | PROTOCOL
+        self.protocol | PROTOCOL | protocol_feature::CONFIGURE_MEM_SLOTS
     }
 }
 
@@ -94,6 +95,8 @@ pub struct Vring {
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     is_enabled: bool,
+    /// The vring has stopped because a region with its tables was removed.
+    awaits_memory: bool,
     /// Present while the vring runs.
     pub queue: Option<BackendQueue>,
 }
@@ -300,6 +303,19 @@ impl Device {
                 self.memory = GuestMemory::map(&regions, files, self.rule)?;
                 self.move_all()?;
             }
+            Request::GetMemorySlots if self.has_slots() => {
+                return Ok(RequestAnswer::Word(SLOTS_MAX as u64));
+            }
+            Request::AddRegion(region) if self.has_slots() => {
+                self.memory.add(region, files, self.rule)?;
+                self.move_all()?;
+            }
+            // Earlier versions of the protocol have a file here. It is closed.
+            Request::RemoveRegion(region) if self.has_slots() => {
+                self.memory.remove(&region, self.rule)?;
+                self.stop_without_memory();
+                self.move_all()?;
+            }
             Request::SetLog(area) if self.speaks(protocol_feature::LOG_FILE) => {
                 return self.set_dirty_log(area, files);
             }
@@ -328,10 +344,18 @@ impl Device {
             | Request::GetInflight(_)
             | Request::SetInflight(_)
             | Request::SetLog(_)
+            | Request::GetMemorySlots
+            | Request::AddRegion(_)
+            | Request::RemoveRegion(_)
             | Request::SetMtu(_) => return Err(ClientFault::Protocol),
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
         Ok(RequestAnswer::Done)
+    }
+
+    /// Returns `true` if regions of memory are added and removed one by one.
+    fn has_slots(&self) -> bool {
+        self.speaks(protocol_feature::CONFIGURE_MEM_SLOTS)
     }
 
     /// Checks that the card carries packets of the hypervisor's MTU.
@@ -427,7 +451,7 @@ impl Device {
             let VringAddress { index, flags: value, .. } = address;
             return Err(ClientFault::Value { index, value });
         }
-        vring.address = Some(address);
+        (vring.address, vring.awaits_memory) = (Some(address), false);
         self.move_all()
     }
 
@@ -501,7 +525,12 @@ impl Device {
                 continue;
             };
             if vring.queue.is_none() {
-                let tables = tables(&self.memory, address, vring.size, features.event_idx)?;
+                let found = tables(&self.memory, address, vring.size, features.event_idx);
+                let tables = match found {
+                    Err(_) if vring.awaits_memory => continue,
+                    found => found?,
+                };
+                vring.awaits_memory = false;
                 let mut queue = match &self.log {
                     None => BackendQueue::new(tables, features, vring.base),
                     Some(log) => {
@@ -516,6 +545,32 @@ impl Device {
         }
         started.into_iter().for_each(|index| self.interrupt(index));
         Ok(())
+    }
+
+    /// Stops each vring whose tables are in no region any more.
+    fn stop_without_memory(&mut self) {
+        let event_idx = self.has(feature::EVENT_IDX);
+        for vring in &mut self.vrings {
+            let Some(address) = vring.address.filter(|_| vring.queue.is_some()) else { continue };
+            if tables(&self.memory, address, vring.size, event_idx).is_err() {
+                vring.pause();
+                vring.awaits_memory = true;
+            }
+        }
+    }
+
+    /// Returns the numbers of the vrings that run and have a table in a region.
+    pub(crate) fn vrings_in(&self, region: &MemoryRegion) -> Vec<usize> {
+        let &MemoryRegion { user, len, .. } = region;
+        let lies_there = |table: u64| table.checked_sub(user).is_some_and(|offset| offset < len);
+        let runs_there = |vring: &Vring| {
+            let address = vring.address.filter(|_| vring.queue.is_some());
+            address.is_some_and(|VringAddress { descriptors, available, used, .. }| {
+                [descriptors, available, used].into_iter().any(lies_there)
+            })
+        };
+        let vrings = self.vrings.iter().enumerate();
+        vrings.filter(|(_, vring)| runs_there(vring)).map(|(number, _)| number).collect()
     }
 
     /// Finds the tables of vrings that run in the memory of now.

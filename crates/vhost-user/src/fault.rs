@@ -104,6 +104,13 @@ pub enum ClientFault {
         /// Length in bytes.
         len: u64,
     },
+    #[error("vhost-user: more than {limit} regions of memory")]
+    Slots { limit: usize },
+    #[error("vhost-user: no region of that length at {address:#x} can be removed")]
+    NoRegion {
+        /// First address of the region.
+        address: u64,
+    },
     /// Memory region that cannot be mapped.
     #[error("vhost-user: the guest's memory cannot be mapped: {source}")]
     Map { source: std::io::Error },

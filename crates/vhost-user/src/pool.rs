@@ -57,9 +57,8 @@ pub(crate) const LENDING: &str = "lend the device a pool: no `-machine memory-ba
 /// Files of a memory table.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// Each file once.
-    seen: Vec<FileIdentity>,
-    bytes: u64,
+    /// Each file once, with its size in bytes. Of a file that grows, the largest one counts.
+    seen: Vec<(FileIdentity, u64)>,
     /// Set if a region is only a part of its file.
     has_parts: bool,
 }
@@ -68,10 +67,15 @@ impl Files {
     /// Adds the file of a region, which has `size` bytes.
     pub(super) fn add(&mut self, region: &MemoryRegion, file: FileIdentity, size: u64) {
         self.has_parts |= region.offset != 0 || region.len != size;
-        if !self.seen.contains(&file) {
-            self.seen.push(file);
-            self.bytes = self.bytes.saturating_add(size);
+        match self.seen.iter_mut().find(|(seen, _)| *seen == file) {
+            Some((_, largest)) => *largest = size.max(*largest),
+            None => self.seen.push((file, size)),
         }
+    }
+
+    /// Returns the bytes of all files.
+    fn bytes(&self) -> u64 {
+        self.seen.iter().map(|(_, size)| *size).fold(0, u64::saturating_add)
     }
 
     /// Applies the part of the rule that does not depend on the content of the files.
@@ -80,7 +84,7 @@ impl Files {
     ///
     /// Returns [`PoolFault`] if the rule does not admit these files.
     pub(super) fn check(&self, rule: PoolRule) -> Result<(), PoolFault> {
-        let bytes = self.bytes;
+        let bytes = self.bytes();
         match rule {
             PoolRule::AtMost(limit) if bytes > limit => Err(PoolFault::TooLarge { bytes, limit }),
             PoolRule::Marked if self.has_parts => Err(PoolFault::Unmarked { bytes }),
@@ -98,7 +102,7 @@ impl Files {
         rule: PoolRule,
         mut regions: impl Iterator<Item = &'a LentSlice>,
     ) -> Result<Option<HandedOver>, PoolFault> {
-        let bytes = self.bytes;
+        let bytes = self.bytes();
         let is_marked = !self.has_parts && regions.all(has_mark);
         if rule == PoolRule::Marked && !is_marked {
             return Err(PoolFault::Unmarked { bytes });

@@ -157,6 +157,11 @@ pub fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> i
     Ok(())
 }
 
+/// Returns a region at the start of its file, whose addresses are the same in both address spaces.
+fn region(start: u64, len: u64) -> MemoryRegion {
+    MemoryRegion { guest: start, len, user: start, offset: 0 }
+}
+
 impl Frontend {
     /// Creates the memory and its vrings.
     ///
@@ -336,22 +341,49 @@ impl Frontend {
         self.send(number::SET_OWNER, &[], &[])
     }
 
-    /// Sends the memory table: the memory of the vrings, and other memory.
+    /// Hands over the memory of the vrings, and other memory: region by region with that protocol feature, or all in a table.
     ///
     /// # Errors
     ///
     /// As [`Frontend::order`].
     pub fn send_memory(&self) -> io::Result<()> {
-        let region = |start, len| MemoryRegion { guest: start, len, user: start, offset: 0 };
         let mut regions = Vec::new();
         let mut files = Vec::new();
         for (file, number) in self.other_files.iter().zip(1_u64..) {
-            regions.push(region(number << 46, rustix::fs::fstat(file)?.st_size.cast_unsigned()));
+            let len = rustix::fs::fstat(file)?.st_size.cast_unsigned();
+            regions.push(region(number << 46, len));
             files.push(file.as_fd());
         }
-        regions.push(region(self.base(), self.memory.len() as u64));
+        regions.push(self.own_region());
         files.push(self.file.as_fd());
-        self.order(number::SET_MEM_TABLE, &memory_table(&regions), &files)
+        if self.shape.protocol & protocol_feature::CONFIGURE_MEM_SLOTS == 0 {
+            return self.order(number::SET_MEM_TABLE, &memory_table(&regions), &files);
+        }
+        let mut each = regions.into_iter().zip(files);
+        each.try_for_each(|(region, file)| self.add_region(region, file))
+    }
+
+    /// Adds a region of a file to the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`Frontend::order`].
+    pub fn add_region(&self, region: MemoryRegion, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.order(number::ADD_MEM_REG, &memory_table(&[region]), &[file])
+    }
+
+    /// Removes a region from the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`Frontend::order`].
+    pub fn remove_region(&self, region: MemoryRegion) -> io::Result<()> {
+        self.order(number::REM_MEM_REG, &memory_table(&[region]), &[])
+    }
+
+    /// Returns the region with the vrings and the buffers.
+    pub fn own_region(&self) -> MemoryRegion {
+        region(self.base(), self.memory.len() as u64)
     }
 
     /// Asks for an in-flight log unless there is one, and passes it.

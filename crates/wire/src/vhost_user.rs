@@ -227,6 +227,12 @@ pub enum Request {
     GetInflight(InflightArea),
     /// Passes the in-flight log, whose file comes with the message.
     SetInflight(InflightArea),
+    /// Asks for the number of regions that the memory can have.
+    GetMemorySlots,
+    /// Adds a region to the memory. Its file comes with the message.
+    AddRegion(MemoryRegion),
+    /// Removes a region, which has the same addresses and length as when it was added.
+    RemoveRegion(MemoryRegion),
     /// Request that this module does not know.
     Unknown(u32),
 }
@@ -315,6 +321,7 @@ impl Request {
                 | Request::GetQueueCount
                 | Request::GetConfig(_)
                 | Request::GetInflight(_)
+                | Request::GetMemorySlots
         )
     }
 }
@@ -370,6 +377,9 @@ requests! {
     GET_CONFIG = 24: |body| Ok(Request::GetConfig(body.config()?));
     GET_INFLIGHT_FD = 31: |body| Ok(Request::GetInflight(body.inflight()?));
     SET_INFLIGHT_FD = 32: |body| Ok(Request::SetInflight(body.inflight()?));
+    GET_MAX_MEM_SLOTS = 36: |_| Ok(Request::GetMemorySlots);
+    ADD_MEM_REG = 37: |body| Ok(Request::AddRegion(body.region()?));
+    REM_MEM_REG = 38: |body| Ok(Request::RemoveRegion(body.region()?));
 }
 
 /// Payload of a request.
@@ -441,6 +451,10 @@ impl Body<'_> {
         })
     }
 
+    fn region(&self) -> Result<MemoryRegion, MessageError> {
+        self.bytes::<{ 8 + REGION_LEN }>().map(|bytes| region_at(&bytes[8..]))
+    }
+
     fn regions(&self) -> Result<ArrayVec<MemoryRegion, REGIONS_MAX>, MessageError> {
         let count = u32_at(self.bytes::<8>()?, 0);
         let bounded = usize::try_from(count).ok().filter(|count| *count <= REGIONS_MAX);
@@ -464,17 +478,8 @@ fn region_at(bytes: &[u8]) -> MemoryRegion {
     }
 }
 
-/// Decodes the payload of a request that adds or removes one region.
-///
-/// # Errors
-///
-/// Returns [`MessageError::TooShort`] for a payload without a whole region.
-pub fn parse_region(request: u32, payload: &[u8]) -> Result<MemoryRegion, MessageError> {
-    let body = Body { request, payload };
-    body.bytes::<{ 8 + REGION_LEN }>().map(|bytes| region_at(&bytes[8..]))
-}
-
-/// Encodes the payload of a memory table with at most [`REGIONS_MAX`] regions.
+/// Encodes the payload of a memory table with at most [`REGIONS_MAX`] regions. That of a request that adds or removes a
+/// region is a table of one.
 pub fn memory_table(regions: &[MemoryRegion]) -> Vec<u8> {
     let region = |region: &MemoryRegion| {
         let &MemoryRegion { guest, len, user, offset } = region;
@@ -676,9 +681,14 @@ mod tests {
         let parsed = Request::parse(number::SET_MEM_TABLE, &table);
         assert_eq!(parsed, Ok(Request::SetMemoryTable([one, one].into_iter().collect())));
         let alone = memory_table(&[one]);
-        assert_eq!(parse_region(37, &alone), Ok(one));
-        let short = MessageError::TooShort { request: 37, len: 39, needed: 40 };
-        assert_eq!(parse_region(37, &alone[..39]), Err(short));
+        for (number, expected) in [
+            (number::ADD_MEM_REG, Request::AddRegion(one)),
+            (number::REM_MEM_REG, Request::RemoveRegion(one)),
+        ] {
+            assert_eq!(Request::parse(number, &alone), Ok(expected));
+            let short = MessageError::TooShort { request: number, len: 39, needed: 40 };
+            assert_eq!(Request::parse(number, &alone[..39]), Err(short));
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use ringfence_frame::Fault;
 use ringfence_memory::{LentSlice, Mapping, Protection};
 use ringfence_vhost_user::clients::Clients;
 use ringfence_vhost_user::testing::{FrontShape, Frontend, log_file, state, words};
-use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number};
+use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, protocol_feature};
 use ringfence_wire::virtio::{Descriptor, SplitLayout};
 
 use super::testing::{FEATURES, PROTOCOL};
@@ -63,7 +63,7 @@ impl Machine {
     /// Sends a request with the file that belongs to it. The disk may have closed its end.
     fn send(&self, number: u32, payload: &[u8]) {
         let file: Option<BorrowedFd<'_>> = match number {
-            number::SET_MEM_TABLE => Some(self.front.file.as_fd()),
+            number::SET_MEM_TABLE | number::ADD_MEM_REG => Some(self.front.file.as_fd()),
             number::SET_VRING_KICK => Some(self.front.vrings[0].kick.as_fd()),
             number::SET_VRING_CALL | number::SET_VRING_ERR => {
                 Some(self.front.vrings[0].call.as_fd())
@@ -77,7 +77,8 @@ impl Machine {
 
     /// Sends the messages by which a hypervisor sets up a machine.
     fn set_up(&self, has_log: bool) {
-        self.send(number::SET_PROTOCOL_FEATURES, &words(&[PROTOCOL]));
+        let protocol = PROTOCOL | protocol_feature::CONFIGURE_MEM_SLOTS;
+        self.send(number::SET_PROTOCOL_FEATURES, &words(&[protocol]));
         self.send(number::SET_FEATURES, &words(&[FEATURES | PROTOCOL_FEATURES]));
         let base = self.front.base();
         self.send(number::SET_MEM_TABLE, &words(&[1, base, self.lent as u64, base, 0]));
@@ -128,7 +129,15 @@ impl Machine {
             10 => {
                 let _ = self.log_memory.copy_from(usize::from(low & 0x1ff), &[d, e, f, g]);
             }
-            11 => self.set_up(a & 1 != 0),
+            11 => {
+                let len = if f & 1 == 0 { self.lent as u64 } else { low.into() };
+                let region = words(&[0, base, len, base, 0]);
+                match a >> 5 {
+                    0 => self.send(number::ADD_MEM_REG, &region),
+                    1 | 2 => self.send(number::REM_MEM_REG, &region),
+                    _ => self.set_up(a & 1 != 0),
+                }
+            }
             12 => self.send((a % 48).into(), &state(b.into(), u32::from(high) << (f & 31))),
             13 => {
                 let payload = words(&[b.into(), low.into(), u64::from(high), 0]);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ringfence_frame::{Batch, DropReason, Fault, Port};
 use ringfence_memory::{DeviceAccess, LentSlice, Mapping, Protection};
 use ringfence_offload::OffloadMeta;
-use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, request};
+use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, protocol_feature, request};
 use ringfence_wire::virtio::{Descriptor, SplitLayout};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
@@ -69,7 +69,7 @@ impl Machine {
 
     fn send(&self, number: u32, payload: &[u8]) {
         let file = match number {
-            number::SET_MEM_TABLE => Some(self.file.as_fd()),
+            number::SET_MEM_TABLE | number::ADD_MEM_REG => Some(self.file.as_fd()),
             number::SET_VRING_KICK | number::SET_VRING_CALL | number::SET_VRING_ERR => {
                 Some(self.event.as_fd())
             }
@@ -81,6 +81,7 @@ impl Machine {
 
     /// Sends the messages by which a hypervisor sets up a machine with these features.
     fn set_up(&self, features: u64) {
+        self.send(number::SET_PROTOCOL_FEATURES, &words(&[protocol_feature::CONFIGURE_MEM_SLOTS]));
         self.send(number::SET_FEATURES, &words(&[features]));
         self.send(number::SET_MEM_TABLE, &words(&[1, self.base, MEMORY as u64, self.base, 0]));
         let Some(layout) = SplitLayout::new(ENTRIES) else { return };
@@ -129,7 +130,15 @@ impl Machine {
             10 => self.write(low.into(), &[d, e, f, g, d, e, f, g]),
             11 => {
                 let table = [a.into(), self.base, low.into(), self.base + u64::from(high), 0];
-                self.send(number::SET_MEM_TABLE, &words(&table));
+                let whole = [0, self.base, MEMORY as u64, self.base, 0];
+                let (number, payload) = match g & 7 {
+                    0..=3 => (number::SET_MEM_TABLE, table),
+                    4 => (number::ADD_MEM_REG, table),
+                    5 => (number::ADD_MEM_REG, whole),
+                    6 => (number::REM_MEM_REG, table),
+                    _ => (number::REM_MEM_REG, whole),
+                };
+                self.send(number, &words(&payload));
             }
             12 => self.send((a % 48).into(), &state(b.into(), u32::from(high) << (f & 31))),
             13 => self.send((a % 48).into(), &words(&[b.into(), self.base + u64::from(high)])),

@@ -401,8 +401,8 @@ fn requests_that_ask_are_answered() {
     assert_eq!(ask(number::GET_FEATURES, &[]), Some(card(1, MTU).offered()));
     assert_eq!(card(1, MTU).offered(), FEATURES | 1 << 33);
     assert_eq!(ask(number::SET_OWNER, &[]), None, "not negotiated");
-    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x38));
-    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x38])), Some(0));
+    assert_eq!(ask(number::GET_PROTOCOL_FEATURES, &[]), Some(0x8038));
+    assert_eq!(ask(number::SET_PROTOCOL_FEATURES, &words(&[0x8038])), Some(0));
     assert_eq!(ask(number::SET_OWNER, &[]), Some(0));
     assert_eq!(ask(number::GET_QUEUE_NUM, &[]), Some(1));
 }
@@ -441,7 +441,7 @@ fn card_with_several_queue_pairs_offers_them() {
     let (mut link, machine) = pairs(4, 1);
     assert_eq!(card(4, MTU).offered(), FEATURES | feature::MULTIQUEUE | feature::ACCESS_PLATFORM);
     for (number, expected) in
-        [(number::GET_PROTOCOL_FEATURES, 0x39), (number::GET_QUEUE_NUM, 4_u64)]
+        [(number::GET_PROTOCOL_FEATURES, 0x8039), (number::GET_QUEUE_NUM, 4_u64)]
     {
         machine.send(number, &[], &[]);
         receive(&mut link);

@@ -4,6 +4,7 @@
 
 mod changes;
 mod errors;
+mod foreign_driver;
 mod images;
 mod killed;
 mod machines;

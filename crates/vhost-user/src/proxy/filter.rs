@@ -4,8 +4,7 @@ use std::os::fd::OwnedFd;
 
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, identity};
 use ringfence_wire::vhost_user::{
-    self, LOG_ALL, PROTOCOL_FEATURES, Request, memory_table, number, parse_region,
-    protocol_feature as protocol,
+    self, LOG_ALL, PROTOCOL_FEATURES, Request, memory_table, number, protocol_feature as protocol,
 };
 use ringfence_wire::virtio::feature;
 use rustix::event::{EventfdFlags, eventfd};
@@ -150,10 +149,12 @@ impl Filter {
                 return Ok(self.forward(row, &chosen.to_ne_bytes(), none(), wants_ack));
             }
             number::SET_MEM_TABLE => return self.set_memory(row, payload, files, wants_ack),
-            ADD_MEM_REG => return self.add_region(row, payload, files, wants_ack),
-            REM_MEM_REG => {
-                let is_lent = self.regions.remove(&parse_region(row.number, payload)?)?;
-                return Ok(self.forward_if(is_lent, row, payload, none(), wants_ack));
+            number::ADD_MEM_REG => return self.add_region(row, payload, files, wants_ack),
+            number::REM_MEM_REG => {
+                if let Request::RemoveRegion(region) = Request::parse(row.number, payload)? {
+                    let is_lent = self.regions.remove(&region)?;
+                    return Ok(self.forward_if(is_lent, row, payload, none(), wants_ack));
+                }
             }
             number::SET_VRING_ADDR => self.check_vring(payload)?,
             number::SET_VRING_KICK | number::SET_VRING_CALL | number::SET_VRING_ERR => {
@@ -270,7 +271,9 @@ impl Filter {
         files: Descriptors,
         wants_ack: bool,
     ) -> Result<Actions, ProxyFault> {
-        let region = parse_region(row.number, payload)?;
+        let Request::AddRegion(region) = Request::parse(row.number, payload)? else {
+            return Err(ProxyFault::Length { name: row.name, len: payload.len() });
+        };
         let count = files.len();
         let is_lent = match (count, files.each().next()) {
             (1, Some(file)) => self.regions.add(region, file, &self.choice)?,
@@ -414,8 +417,6 @@ impl Filter {
 
 /// Numbers of requests that Ringfence's own backends do not know.
 const SET_CONFIG: u32 = 25;
-const ADD_MEM_REG: u32 = 37;
-const REM_MEM_REG: u32 = 38;
 
 /// Acknowledges a request that does not pass, if the frontend wants that.
 fn acknowledged(row: &'static Row, wants_ack: bool) -> Actions {

@@ -25,8 +25,6 @@ const STEPS_MAX: usize = 200;
 const POOL: u64 = LOG_FILE_MAX + 4096;
 /// First address of the pool in each address space. Other regions follow.
 const BASE: u64 = 1 << 32;
-/// Number of the message by which regions are added.
-const ADD_MEM_REG: u32 = 37;
 
 /// Files of a hypervisor.
 struct Kit {
@@ -192,7 +190,7 @@ fn request_payload(number: u32, choices: u32, count: usize, bend: u8) -> Vec<u8>
     let low = u64::from(choices & 1);
     let mut payload = match number {
         number::SET_MEM_TABLE => memory_table(&Kit::regions(choices, count, bend)),
-        ADD_MEM_REG | 38 => memory_table(&Kit::regions(choices, 1, bend)),
+        number::ADD_MEM_REG | number::REM_MEM_REG => memory_table(&Kit::regions(choices, 1, bend)),
         number::SET_VRING_ADDR => {
             let tables = [BASE, BASE + 4096, BASE + POOL - low, 0];
             [words(&[low]), words(&tables)].concat()

@@ -36,7 +36,7 @@
 //! |---|---|
 //! | `GET_FEATURES`, `SET_FEATURES` | features of the kind of device pass; those of vrings are the shield's own. Not offered: packed rings, order, reset of one vring |
 //! | `GET_PROTOCOL_FEATURES`, `SET_...` | `MQ`, `CONFIG`, `RARP`, `MTU` of the backend; `REPLY_ACK`, `BACKEND_REQ`, `INFLIGHT`, `LOG_SHMFD` are the shield's own |
-//! | `SET_MEM_TABLE`, `SET_VRING_*`, `GET_VRING_BASE`, `SET_OWNER`, `RESET_OWNER`, `SET_BACKEND_REQ_FD` | the shield's own; a vring that starts or stops does so at the backend |
+//! | `SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`, `GET_MAX_MEM_SLOTS`, `SET_VRING_*`, `GET_VRING_BASE`, `SET_OWNER`, `RESET_OWNER`, `SET_BACKEND_REQ_FD` | the shield's own; a vring that starts or stops does so at the backend |
 //! | `GET_INFLIGHT_FD`, `SET_INFLIGHT_FD` | the shield keeps the log |
 //! | `GET_QUEUE_NUM` | the backend's number |
 //! | `GET_CONFIG`, `SET_CONFIG`, `SEND_RARP`, `NET_SET_MTU` | pass |

@@ -109,6 +109,10 @@ impl Shield {
             | Request::SetVringEnable(VringState { index, value: 0 }) => {
                 self.stop(usize_from(*index))
             }
+            Request::RemoveRegion(region) => {
+                let vrings = self.device.vrings_in(region);
+                vrings.into_iter().try_for_each(|number| self.stop(number))
+            }
             Request::ResetOwner => {
                 while let Some(number) = self.running.last() {
                     self.stop(*number)?;

@@ -45,6 +45,7 @@ const OFFERED: u64 = OWN
     | PROTOCOL_FEATURES;
 
 mod migration;
+mod slots;
 
 /// Behaviour of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -165,6 +166,9 @@ fn backend(
                     ask_on(channel.as_ref().expect("a channel"), number);
                 }
                 _ => {}
+            }
+            if let Request::GetVringBase(state) = &message.request {
+                late.chains.retain(|(vring, ..)| *vring != state.index);
             }
             let answer = match message.request {
                 // The device of the test offers all that it has.
@@ -342,7 +346,11 @@ fn shape() -> FrontShape {
 }
 
 fn front(socket: UnixStream) -> Frontend {
-    let mut front = Frontend::new(shape()).unwrap();
+    front_of(shape(), socket)
+}
+
+fn front_of(shape: FrontShape, socket: UnixStream) -> Frontend {
+    let mut front = Frontend::new(shape).unwrap();
     front.attach(socket).unwrap();
     front
 }
@@ -417,14 +425,17 @@ fn features_of_vrings_are_the_shields_own() {
         | LOG_ALL
         | PROTOCOL_FEATURES;
     assert_eq!(word(number::GET_FEATURES), expected);
-    assert_eq!(word(number::GET_PROTOCOL_FEATURES), shape().protocol);
+    let protocol = shape().protocol | protocol::CONFIGURE_MEM_SLOTS;
+    assert_eq!(word(number::GET_PROTOCOL_FEATURES), protocol);
     drop(front);
     served.ended();
 }
 
 #[test]
 fn each_message_that_is_not_offered_is_refused_by_its_name() {
-    let offered = [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 21, 24, 25, 31, 32];
+    let offered = [
+        1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 21, 24, 25, 31, 32, 36, 37, 38,
+    ];
     for row in REQUESTS.iter().filter(|row| !offered.contains(&row.number)) {
         let (served, socket) = serve(false, &[Behaviour::Honest]);
         let front = front(socket);
