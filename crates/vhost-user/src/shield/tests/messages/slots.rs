@@ -23,6 +23,8 @@ fn vrings_continue_with_their_chains_when_the_region_with_their_tables_is_change
     push(&mut front, 0, 4);
     push(&mut front, 1, 5);
     front.ask(number::GET_MAX_MEM_SLOTS, &[]).unwrap();
+    // Time for a shield that would serve them.
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!(served.seen.lock().unwrap().taken, taken, "a vring without memory is served");
     front.add_region(front.own_region(), front.file.as_fd()).unwrap();
     let mut tokens: Vec<_> = (0..5).map(|_| pop(&mut front, 0).0).collect();
