@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ringfence_sandbox::Ending;
 use ringfence_sandbox::spawn::{Ended, Process};
+use ringfence_sandbox::{Ending, STATUS_FAILED};
 use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
 
@@ -50,6 +50,13 @@ impl GuestProcesses<'_> {
             Process::Supervisor => "the supervisor of ",
         };
         Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
+    }
+
+    /// Returns the outcome for an init that failed. One that cannot go on may have lost the store, which the driver domain's
+    /// supervisor serves.
+    pub(super) fn init_failed(&self, status: u8, why: String) -> Outcome {
+        let outcome = Outcome { status, problem: Some(why), ending: None };
+        if status == STATUS_FAILED { self.unless_driver_gone(outcome) } else { outcome }
     }
 
     /// Reports the end of the driver domain as the reason if the frontend or the guest's init ended because of it.

@@ -14,7 +14,7 @@ use ringfence_guest::{FromGuest, ToGuest};
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::signals::ReceivedSignal;
 use ringfence_sandbox::spawn::Ended;
-use ringfence_sandbox::{Ending, STATUS_FAILED, signals};
+use ringfence_sandbox::{Ending, signals};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink_process::FromUplink;
 
@@ -59,10 +59,7 @@ impl GuestProcesses<'_> {
             (Guest(FromGuest::Sockets, fds), Running) => self.pass_sockets(&fds),
             (Guest(FromGuest::Ended(ending), _), _) => return Err(self.command_ended(ending)),
             (Guest(FromGuest::Failed { status, why }, _), _) => {
-                let outcome = Outcome { status, problem: Some(why), ending: None };
-                // An init that cannot go on may have lost the store, which the driver domain's supervisor serves.
-                let is_set_up = status == STATUS_FAILED;
-                return Err(if is_set_up { self.unless_driver_gone(outcome) } else { outcome });
+                return Err(self.init_failed(status, why));
             }
             (ProcessEvent::GuestGone(ended), _) => {
                 return Err(self.gone("the guest's init", &ended));

@@ -68,7 +68,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
     // vhost-user/src/clients.rs: waiting for clients
-    // vhost-user/src/device.rs: waiting for kicks of a virtual machine
+    // vhost-user/src/device/vrings.rs: waiting for kicks of a virtual machine
     // vhost-user/src/shield/connection.rs: waiting for calls of one vring
     // vhost-user/src/shield/device.rs: waiting for a hypervisor, a driver and a backend
     // vhost-user/src/shield/device/vrings.rs: calls of a backend
@@ -356,9 +356,9 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/pressure.rs: pressure on the system's memory
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
+    // vhost-user/src/proxy/notices.rs: requests of a backend while an answer is awaited
     // vhost-user/src/proxy/relay.rs: readiness of the sockets of a relay
     // vhost-user/src/shield/connection.rs: an answer of the backend
-    // vhost-user/src/shield/notices.rs: requests of a backend while the shield waits for an answer
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_ppoll, &[]),
