@@ -28,7 +28,8 @@ mount -t sysfs sysfs "$root/sys"
 mount -t tmpfs -o mode=0755 dev "$root/dev"
 mkdir "$root/dev/net" "$root/dev/shm" "$root/dev/pts"
 chmod 1777 "$root/dev/shm"
-for device in 'null c 1 3' 'zero c 1 5' 'full c 1 7' 'random c 1 8' 'urandom c 1 9' 'tty c 5 0' 'net/tun c 10 200'; do
+for device in 'null c 1 3' 'zero c 1 5' 'full c 1 7' 'random c 1 8' 'urandom c 1 9' 'tty c 5 0' 'net/tun c 10 200' \
+    'fuse c 10 229'; do
     # Split on purpose: name, kind, major and minor number.
     # shellcheck disable=SC2086
     mknod -m 0666 "$root"/dev/$device

@@ -13,6 +13,7 @@ use ringfence_block::storage::file::{FileDisk, FileOptions};
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_nbd::export::{Export, ExportOptions};
 
+use support::needs::FUSE;
 use support::{Background, output, run, wait_until};
 
 /// Export of a disk in a temporary directory.
@@ -211,8 +212,8 @@ fn fio_verifies_every_written_block() {
 
 /// Mounts the export at `uri` with nbdfuse. Returns `None`, as a skipped test, where that is not possible.
 fn mounted(served: &Served, uri: &str) -> Option<(Background, PathBuf)> {
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        support::needs::skip(&format!("/dev/fuse cannot be opened: {error}"));
+    if let Some(reason) = FUSE.missing() {
+        support::needs::skip_for(FUSE, &reason);
         return None;
     }
     let mount = served.path("mount");

@@ -8,7 +8,7 @@ use ringfence_block::storage::file::check_uring;
 
 use crate::require;
 use crate::support::disks::{Background, URI, greets, image_file, output_of, succeed};
-use crate::support::needs::Need;
+use crate::support::needs::{FUSE, Need};
 use crate::support::{Lab, MOMENT, eventually, sha256, write_noise};
 
 #[test]
@@ -166,6 +166,7 @@ fn file_system_created_through_disk_passes_check() {
         Need::Program("nbdfuse", "nbdfuse"),
         Need::Program("mkfs.ext4", "e2fsprogs"),
         Need::Program("fusermount3", "fuse3"),
+        FUSE,
     );
     let lab = Lab::new();
     let disk = image_file(&lab, 64);

@@ -19,12 +19,16 @@ pub enum Need {
     /// TAP devices and user namespaces, which every guest needs.
     Guests,
     Root,
+    /// Device of the kernel, which no package brings.
+    Device(&'static str),
     /// Module of Python and its package, which `pip` installs.
     Module(&'static str, &'static str),
     /// Program of this workspace that another package builds.
     Built(&'static str),
 }
 
+/// Device by which programs provide file systems.
+pub const FUSE: Need = Need::Device("/dev/fuse");
 /// Program that sends echo requests.
 pub const PING: Need = Need::Program("ping", "iputils-ping");
 
@@ -37,6 +41,10 @@ impl Need {
             Need::Module(name, package) => (!has_module(name))
                 .then(|| format!("python3 has no module {name} (pip install {package})")),
             Need::Guests => guests_missing(),
+            Need::Device(path) => {
+                let opened = std::fs::File::options().read(true).write(true).open(path);
+                opened.err().map(|error| format!("{path} cannot be opened: {error}"))
+            }
             Need::Built(name) => (!beside_product(name).is_file())
                 .then(|| format!("{name} is not built (cargo build --release -p {name})")),
             Need::Root => (!rustix::process::geteuid().is_root())
@@ -109,6 +117,7 @@ pub fn skip_for(need: Need, reason: &str) {
         Need::Program(name, _) if missing.split(' ').any(|other| other == name) => {
             skip_what_is_not_installed(reason);
         }
+        Need::Device(_) => skip_for_the_kernel(reason),
         _ => skip(reason),
     }
 }
