@@ -91,6 +91,9 @@ print('forked', count, flush=True)";
 #[test]
 fn limits_without_delegation_are_refused_with_advice() {
     require!(Need::Guests, Need::Root, Need::Program("setpriv", "util-linux"));
+    if let Some(reason) = limits_missing(&Lab::new()) {
+        return skip_for_the_kernel(&reason);
+    }
     // The test's own cgroup is root's.
     let site = Site::of(Some(USER));
     for options in ["--memory 64m", "--cpus 0.5", "--pids 20"] {
