@@ -67,9 +67,10 @@ fn check_path(rows: &[Value], path: &str, copies: f64) {
         let bytes = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
         assert!(number(row, "frames") * 65_536.0 > bytes, "it passed through the switch: {row}");
         let counted = number(row, "copies_per_packet");
-        // The stream has stopped when the counters are read. A frame that is dropped is not copied out, and frames of the
-        // guests' kernels to all are copied to each port; both are few.
-        assert!((counted - copies).abs() < 0.05, "{row}");
+        // The stream has stopped when the counters are read. A frame that is dropped is not copied out; there are many beside
+        // other programs. Frames of the guests' kernels to all are copied to each port, and are few.
+        let dropped = number(row, "frames_dropped") / number(row, "frames");
+        assert!((copies - dropped - 0.05..copies + 0.05).contains(&counted), "{row}");
     }
     let [small, jumbo, whole] = rows else { panic!("{rows:?}") };
     for row in [small, jumbo] {

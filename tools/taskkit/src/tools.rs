@@ -103,7 +103,7 @@ pub static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
 /// Installer of the Debian system of `cargo xtask clients`.
 pub static DEBOOTSTRAP: Tool = debian("debootstrap", "debootstrap");
 /// Programs that the step `local` runs, inside guests, around them and on disks.
-pub static LOCAL_PROGRAMS: [Tool; 36] = [
+pub static LOCAL_PROGRAMS: [Tool; 37] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -140,6 +140,7 @@ pub static LOCAL_PROGRAMS: [Tool; 36] = [
     debian("gtlsclient", "ngtcp2-client"),
     debian("gtlsserver", "ngtcp2-server"),
     debian("iodined", "iodine"),
+    debian("ssh", "openssh-client"),
 ];
 
 /// Time in seconds that apt-get waits for the lock of another package manager.

@@ -23,25 +23,21 @@ use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::storage::{Disk, Op};
 use ringfence_testkit::block::{Guest, Stage};
 
-use support::needs::{Need, find_program, skip, skip_for};
+use support::needs::{LOOPS, Need, find_program, skip_for};
 use support::run;
 
 /// Reports the test as skipped and returns `true` if this user or this container cannot run it.
 fn is_skipped(needs: &[Need]) -> bool {
-    if let Some((need, reason)) = needs.iter().find_map(|need| Some((*need, need.missing()?))) {
-        skip_for(need, &reason);
-        return true;
+    let missing = needs.iter().find_map(|need| Some((*need, need.missing()?)));
+    if let Some((need, reason)) = &missing {
+        skip_for(*need, reason);
     }
-    let has_loops = File::open("/dev/loop-control").is_ok();
-    if !has_loops {
-        skip("there are no loop devices here");
-    }
-    !has_loops
+    missing.is_some()
 }
 
 macro_rules! require {
     ($($program:literal of $package:literal),+ $(,)?) => {
-        if is_skipped(&[Need::Root, $(Need::Program($program, $package)),+]) {
+        if is_skipped(&[Need::Root, LOOPS, $(Need::Program($program, $package)),+]) {
             return;
         }
     };

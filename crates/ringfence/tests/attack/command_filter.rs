@@ -5,9 +5,9 @@ use std::io::BufRead;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::require;
-use crate::support::MOMENT;
 use crate::support::needs::{Need, find_program};
 use crate::support::users::Site;
+use crate::support::{MOMENT, eventually};
 
 const ATTACKS: &str = include_str!("../support/command_filter.py");
 
@@ -255,7 +255,8 @@ fn ipc_objects_of_the_host_are_not_found() {
             assert_eq!(found, "False False\n", "{options}");
         }
         drop(maker.stdin.take());
-        maker.wait().unwrap();
+        let ended = eventually(MOMENT, || maker.try_wait().unwrap().is_some());
+        assert!(ended, "the process that made the objects does not end with its input");
     }
 }
 

@@ -29,6 +29,8 @@ pub enum Need {
 
 /// Device by which programs provide file systems.
 pub const FUSE: Need = Need::Device("/dev/fuse");
+/// Device by which files become block devices.
+pub const LOOPS: Need = Need::Device("/dev/loop-control");
 /// Program that sends echo requests.
 pub const PING: Need = Need::Program("ping", "iputils-ping");
 
