@@ -162,7 +162,7 @@ impl Filter {
                 return Ok(self.forward(row, payload, files, wants_ack));
             }
             number::SET_BACKEND_REQ_FD => return self.set_channel(row, files, wants_ack),
-            number::GET_CONFIG | SET_CONFIG => {
+            number::GET_CONFIG | table::SET_CONFIG => {
                 // Both have the same fields.
                 Request::parse(number::GET_CONFIG, payload)?;
             }
@@ -414,9 +414,6 @@ impl Filter {
         Ok(offered)
     }
 }
-
-/// Numbers of requests that Ringfence's own backends do not know.
-const SET_CONFIG: u32 = 25;
 
 /// Acknowledges a request that does not pass, if the frontend wants that.
 fn acknowledged(row: &'static Row, wants_ack: bool) -> Actions {
