@@ -6,18 +6,21 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, identity};
 use ringfence_wire::vhost_user::{
     HEADER_LEN, Header, MemoryRegion, PAYLOAD_MAX, PROTOCOL_FEATURES, memory_table, number,
+    protocol_feature, request,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::end::{Outgoing, ProxyMessage};
-use super::table::{CONFIG_CHANGE, PASSED, check_channel_request};
+use super::notices::Notices;
+use super::table::{CONFIG_CHANGE, PASSED};
 use super::{Filter, PoolChoice};
 use crate::device::LOG_FILE_MAX;
-use crate::testing::{memfd, words};
+use crate::testing::{memfd, send_with, words};
 
 /// Maximum of steps in one case.
 const STEPS_MAX: usize = 200;
@@ -177,9 +180,15 @@ fn act(
             assert!(answer.bytes().len() <= HEADER_LEN + PAYLOAD_MAX);
         }
         _ => {
-            let header = Header { request: number, needs_reply, len: usize::from(bend >> 6) };
-            let accepted = check_channel_request(header, choices & 1 != 0);
-            assert!(accepted.is_err() || (number, header.len) == (CONFIG_CHANGE, 0));
+            let (own, backend) = UnixStream::pair().ok()?;
+            let (payload, files) = (vec![0; usize::from(bend >> 6)], kit.chosen(choices, count));
+            let files: Vec<_> = files.each().collect();
+            send_with(&backend, &request(number, needs_reply, &payload), &files).ok()?;
+            let chosen = if choices & 1 == 0 { 0 } else { protocol_feature::CONFIG };
+            let mut notices = Notices::new(own.into(), chosen);
+            let is_change = (number, payload.len(), chosen != 0) == (CONFIG_CHANGE, 0, true);
+            assert_eq!(notices.serve(Instant::now()).is_ok(), is_change);
+            assert_eq!(notices.is_due(), is_change);
         }
     }
     Some(())
