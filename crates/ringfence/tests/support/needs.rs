@@ -119,7 +119,8 @@ pub fn skip_for(need: Need, reason: &str) {
         Need::Program(name, _) if missing.split(' ').any(|other| other == name) => {
             skip_what_is_not_installed(reason);
         }
-        Need::Device(_) => skip_for_the_kernel(reason),
+        // No package brings a device or a kernel's permission.
+        Need::Device(_) | Need::Guests => skip_for_the_kernel(reason),
         _ => skip(reason),
     }
 }
