@@ -44,7 +44,8 @@ impl Setting {
     /// Returns the command that runs a program.
     pub(crate) fn command(&self, file: &Path, args: &[String]) -> Cmd {
         let mut command = Cmd::new(file).args(args.iter().map(String::as_str));
-        command = command.args(["--show-output"]);
+        // With it a program of a test that forgets to flush its output works here and hangs elsewhere.
+        command = command.env_remove("PYTHONUNBUFFERED").args(["--show-output"]);
         if self.durations {
             // libtest accepts the option from stable compilers only with this variable.
             command = command.args(["-Zunstable-options", "--report-time"]);

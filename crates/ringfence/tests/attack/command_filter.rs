@@ -229,7 +229,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 key, name, flags = int(sys.argv[1]), sys.argv[2].encode(), 0o1000 | 0o666 if len(sys.argv) > 3 else 0
 segment = libc.shmget(key, 4096, flags)
 queue = libc.mq_open(name, 0o2 | (0o100 if flags else 0), 0o666, None)
-print(segment >= 0, queue >= 0)
+print(segment >= 0, queue >= 0, flush=True)
 if flags:
     sys.stdin.read()
     libc.shmctl(segment, 0, None)
