@@ -11,6 +11,8 @@ use anyhow::Context as _;
 use taskkit::exec::Cmd;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Profile of the test programs (`Cargo.toml`), whose macros and build scripts are there when the step `vm` begins.
+const PROFILE: &str = "suite";
 
 /// Sets of programs that a run builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,15 @@ impl Extent {
         match self {
             Extent::Full => &[&["traffic", "iommu-lab", "ringfence-bench"], &["ringfence"]],
             Extent::Short => &[&["ringfence", "traffic"]],
+        }
+    }
+
+    /// Returns the profile of the programs. A short run shows that each kind of machine works: it needs no speed, and the
+    /// compiler is most of it.
+    fn profile(self) -> &'static str {
+        match self {
+            Extent::Full => "release",
+            Extent::Short => PROFILE,
         }
     }
 }
@@ -86,14 +97,14 @@ pub(crate) fn build(
     let is_wanted = |packages: &&&[&str]| given.is_none() || **packages != ["ringfence"];
     for packages in extent.builds().iter().filter(is_wanted) {
         let built = Cmd::cargo()
-            .args(["build", "--release", "--target", TARGET])
+            .args(["build", "--profile", extent.profile(), "--target", TARGET])
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .env("RUSTFLAGS", flags.to_string_lossy().trim())
             .env("CARGO_TARGET_DIR", target)
             .run(root)?;
         anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
     }
-    let folder = target.join(TARGET).join("release");
+    let folder = target.join(TARGET).join(extent.profile());
     let tool = |name: &str| (extent == Extent::Full).then(|| folder.join(name));
     let ringfence = match given {
         Some(given) => std::path::absolute(given)?,
@@ -126,7 +137,7 @@ fn build_tests(
         return Ok(vec![]);
     }
     // The same profile and packages as in that step, so that nothing is built twice.
-    let mut words = vec!["test", "--profile", "suite", "--workspace", "--no-run"];
+    let mut words = vec!["test", "--profile", PROFILE, "--workspace", "--no-run"];
     words.extend(tests.iter().flat_map(|name| ["--test", name]));
     let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
     anyhow::ensure!(build.run(root)?, "the integration tests do not build");
