@@ -60,10 +60,10 @@ wait_for() {
     done
 }
 
-# start_receiver PORT: starts a server that takes one stream.
+# start_receiver PORT [OPTION]: starts a server that takes one stream.
 start_receiver() {
     rm -f /tmp/received.$1
-    { traffic receive $1 >/tmp/receiving.$1; mv /tmp/receiving.$1 /tmp/received.$1; } &
+    { traffic receive $1 ${2:-} >/tmp/receiving.$1; mv /tmp/receiving.$1 /tmp/received.$1; } &
     wait_for 10 is_listening $1
 }
 
