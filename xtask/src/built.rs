@@ -3,10 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::exec::Cmd;
-
-/// Profile of the test programs (`Cargo.toml`).
-pub(crate) const PROFILE: &str = "suite";
+use taskkit::exec::{Cmd, TEST_PROFILE};
 
 /// Kinds of test programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +59,7 @@ pub(crate) fn build(
     names: &[String],
 ) -> anyhow::Result<Option<Vec<Program>>> {
     // The workspace as a whole determines the features of its crates, so a part needs no other build of them.
-    let mut command = command.args(["test", "--profile", PROFILE, "--workspace"]);
+    let mut command = command.args(["test", "--profile", TEST_PROFILE, "--workspace"]);
     command = if names.is_empty() {
         command.args(["--lib", "--bins", "--tests"])
     } else {

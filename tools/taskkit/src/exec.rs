@@ -11,6 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+/// Profile of the test programs (`Cargo.toml`). Builds by it share macros and build scripts.
+pub const TEST_PROFILE: &str = "suite";
+
 /// Time without a line of output after which a test program counts as hung. No single test takes half of it.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 

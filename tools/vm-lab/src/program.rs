@@ -8,11 +8,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use taskkit::exec::Cmd;
+use taskkit::exec::{Cmd, TEST_PROFILE};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Profile of the test programs (`Cargo.toml`), whose macros and build scripts are there when the step `vm` begins.
-const PROFILE: &str = "suite";
 
 /// Sets of programs that a run builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +36,7 @@ impl Extent {
     fn profile(self) -> &'static str {
         match self {
             Extent::Full => "release",
-            Extent::Short => PROFILE,
+            Extent::Short => TEST_PROFILE,
         }
     }
 }
@@ -137,7 +135,7 @@ fn build_tests(
         return Ok(vec![]);
     }
     // The same profile and packages as in that step, so that nothing is built twice.
-    let mut words = vec!["test", "--profile", PROFILE, "--workspace", "--no-run"];
+    let mut words = vec!["test", "--profile", TEST_PROFILE, "--workspace", "--no-run"];
     words.extend(tests.iter().flat_map(|name| ["--test", name]));
     let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
     anyhow::ensure!(build.run(root)?, "the integration tests do not build");
