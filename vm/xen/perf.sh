@@ -110,6 +110,15 @@ ratio() {
     awk "BEGIN { printf \"%.2f\", $1 / ($2 + 0.001) }"
 }
 
+# send_stream FROM TO ADDRESS [--length]: sends SIZE MiB by TCP, and compares their SHA-256, or the length alone.
+send_stream() {
+    local expected=$((SIZE << 20))
+    [ -n "${4:-}" ] || expected=$(stream_sum $SIZE)
+    PORT=$((${PORT:-9000} + 1))
+    on $2 "start_receiver $PORT ${4:-}" && ON_LIMIT=600 on $1 "traffic send $3 $PORT $SIZE" &&
+        [ "$(on $2 "received_stream $PORT")" = "$expected" ]
+}
+
 # write_row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: appends a line to the run's file of rows, which
 # `ringfence-bench seeds SEED --xen FILE` prints: the cost of that many units (packets, requests) in this setup.
 write_row() {

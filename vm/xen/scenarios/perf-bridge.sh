@@ -13,13 +13,6 @@
 SIZE=${SIZE:-64}
 PINGS=${PINGS:-20000}
 
-# send_stream TO ADDRESS: sends SIZE MiB by TCP from guest one.
-send_stream() {
-    PORT=$((${PORT:-9000} + 1))
-    on $1 "start_receiver $PORT --length" && ON_LIMIT=600 on one "traffic send $2 $PORT $SIZE" &&
-        [ "$(on $1 "received_stream $PORT")" = $((SIZE << 20)) ]
-}
-
 # send_pings ADDRESS: sends frames of 64 bytes from guest one, each of which is answered.
 send_pings() {
     ON_LIMIT=600 on one "ping -q -c $PINGS -i 0.001 -W 5 -s 22 $1 | grep ' 0% packet loss'"
@@ -43,13 +36,13 @@ measure_backend() {
     create_networked_guest one 11
     create_networked_guest two 12
     check "$1: segments are made in the guest" on one 'ethtool -K eth0 tso off gso off'
-    measure $1 mtu1500-to-dom0 send_stream dom0 $ADDRESS
-    measure $1 mtu1500-to-guest send_stream two 10.77.0.12
+    measure $1 mtu1500-to-dom0 send_stream one dom0 $ADDRESS --length
+    measure $1 mtu1500-to-guest send_stream one two 10.77.0.12 --length
     measure $1 small-to-dom0 send_pings $ADDRESS
     measure $1 small-to-guest send_pings 10.77.0.12
     on one 'ethtool -K eth0 gso on tso on'
-    measure $1 tso-to-dom0 send_stream dom0 $ADDRESS
-    measure $1 tso-to-guest send_stream two 10.77.0.12
+    measure $1 tso-to-dom0 send_stream one dom0 $ADDRESS --length
+    measure $1 tso-to-guest send_stream one two 10.77.0.12 --length
     check_destruction one
     check_destruction two
 }

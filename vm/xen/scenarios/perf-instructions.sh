@@ -14,13 +14,6 @@
 SIZE=${SIZE:-64}
 PINGS=${PINGS:-10000}
 
-# send_stream FROM TO ADDRESS: sends SIZE MiB by TCP, and compares the SHA-256.
-send_stream() {
-    PORT=$((${PORT:-9000} + 1))
-    on $2 "start_receiver $PORT" && ON_LIMIT=600 on $1 "traffic send $3 $PORT $SIZE" &&
-        [ "$(on $2 "received_stream $PORT")" = "$(stream_sum $SIZE)" ]
-}
-
 # ping_one_slot: sends packets of 1000 bytes, which are answered.
 ping_one_slot() {
     ON_LIMIT=600 on one "ping -q -c $PINGS -i 0.002 -W 5 -s 1000 $ADDRESS | grep ' 0% packet loss'"
