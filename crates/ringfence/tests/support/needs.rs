@@ -2,7 +2,8 @@
 //!
 //! A test without one of its requirements prints `SKIPPED: reason` and returns. With
 //! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed. The programs in
-//! `RINGFENCE_TEST_MISSING`, separated by blanks, cannot be installed here, and tests that need one are skipped nevertheless.
+//! `RINGFENCE_TEST_MISSING`, separated by blanks, cannot be installed here, and tests that need one are skipped nevertheless. So are
+//! those that need a device or a namespace which the kernel does not give.
 //!
 //! With `RINGFENCE_TEST_PROGRAMS`, a PATH, the test's own PATH begins with an empty directory. Each program that a test asks for
 //! is linked into it, so a test that starts a program without asking fails (`cargo xtask test --only empty-path`).
