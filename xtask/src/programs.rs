@@ -16,6 +16,20 @@ use crate::built::Program;
 /// Number of programs that run at the same time. Each runs as many tests at a time as there are processors.
 const AT_ONCE: usize = 2;
 
+/// Starts of the variables that test programs inherit. Others can hide a fault on the developer's computer that shows on
+/// others, or make one: `PYTHONUNBUFFERED` flushes lines that a program forgets to flush, and `LC_ALL` translates messages.
+const INHERITED: &[&str] = &[
+    "CARGO",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PROPTEST_",
+    "RINGFENCE_",
+    "RUSTUP_",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+];
+
 /// Test program with its arguments.
 pub(crate) struct Order {
     pub(crate) program: Program,
@@ -44,8 +58,8 @@ impl Setting {
     /// Returns the command that runs a program.
     pub(crate) fn command(&self, file: &Path, args: &[String]) -> Cmd {
         let mut command = Cmd::new(file).args(args.iter().map(String::as_str));
-        // With it a program of a test that forgets to flush its output works here and hangs elsewhere.
-        command = command.env_remove("PYTHONUNBUFFERED").args(["--show-output"]);
+        command =
+            command.env_inherit_only(INHERITED).env("LANG", "C.UTF-8").args(["--show-output"]);
         if self.durations {
             // libtest accepts the option from stable compilers only with this variable.
             command = command.args(["-Zunstable-options", "--report-time"]);
@@ -218,6 +232,17 @@ mod tests {
             text.starts_with("---- a::x stdout ----\nthe cause\n\n====") && text.contains("fine"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn variables_beside_the_inherited_ones_are_absent() {
+        // A shell itself sets PWD, OLDPWD, SHLVL and _.
+        let known = INHERITED.join("|");
+        let script = format!(
+            "! env | grep -vE '^({known}|LANG=C.UTF-8$|PWD=|OLDPWD=|SHLVL=|_=)' && echo 'test result: ok. 1 passed'"
+        );
+        let run = run(vec![order("a", &script, false)], &quiet());
+        assert!(run.success, "{run:?}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -23,12 +24,20 @@ pub struct Cmd {
     args: Vec<OsString>,
     env: Vec<(String, OsString)>,
     env_removed: Vec<String>,
+    /// Starts of the variables that the command inherits; `None` stands for all.
+    env_inherited: Option<&'static [&'static str]>,
 }
 
 impl Cmd {
     /// Creates a command that runs `program` without arguments.
     pub fn new(program: impl Into<OsString>) -> Cmd {
-        Cmd { program: program.into(), args: vec![], env: vec![], env_removed: vec![] }
+        Cmd {
+            program: program.into(),
+            args: vec![],
+            env: vec![],
+            env_removed: vec![],
+            env_inherited: None,
+        }
     }
 
     /// Creates a command that runs the cargo of this xtask.
@@ -51,6 +60,12 @@ impl Cmd {
     /// Removes a variable from the command's environment.
     pub fn env_remove(mut self, name: &str) -> Cmd {
         self.env_removed.push(name.to_owned());
+        self
+    }
+
+    /// Limits the variables that the command inherits to those whose names begin with one of these words.
+    pub fn env_inherit_only(mut self, starts: &'static [&'static str]) -> Cmd {
+        self.env_inherited = Some(starts);
         self
     }
 
@@ -160,6 +175,13 @@ impl Cmd {
     fn build(&self, directory: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).current_dir(directory);
+        if let Some(starts) = self.env_inherited {
+            let is_inherited = |name: &OsString| {
+                starts.iter().any(|start| name.as_bytes().starts_with(start.as_bytes()))
+            };
+            command.env_clear();
+            command.envs(std::env::vars_os().filter(|(name, _)| is_inherited(name)));
+        }
         for name in &self.env_removed {
             command.env_remove(name);
         }
@@ -332,6 +354,14 @@ mod tests {
         let mut run = TestRun::default();
         text.lines().for_each(|line| run.parse_line(line));
         run
+    }
+
+    #[test]
+    fn command_inherits_only_the_variables_of_its_starts() {
+        let script = r#"echo "${HOME-none} ${PATH:+some} $own""#;
+        let command = Cmd::new("sh").args(["-c", script]).env_inherit_only(&["PAT"]);
+        let printed = command.env("own", "set").output(Path::new("/")).unwrap();
+        assert_eq!(printed, Ok("none some set\n".to_owned()));
     }
 
     #[test]
