@@ -24,6 +24,7 @@ pub mod signature;
 pub mod testing;
 
 /// Properties of an open disk. They do not change while the disk is open.
+mod threads;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `sector_size`.

@@ -56,6 +56,7 @@ use job::Policy;
 
 /// Number of zero bytes written at once if the file system cannot zero a range.
 const ZEROS: usize = 256 << 10;
+use pool::{FileExecutor, PoolQueue};
 
 /// Disk on a file or block device.
 pub struct FileDisk {
@@ -118,8 +119,8 @@ impl FileDisk {
     }
 
     fn threads(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        let queue = pool::PoolQueue::new(Arc::clone(&self.file), self.policy.clone(), depth)?;
-        Ok(Box::new(queue))
+        let (file, policy) = (Arc::clone(&self.file), self.policy.clone());
+        Ok(Box::new(PoolQueue::new(Arc::new(FileExecutor { file, policy }), depth)?))
     }
 }
 

@@ -18,7 +18,7 @@ use rustix::event::epoll;
 use super::bounce::BounceBuffers;
 use super::facts::FileKind;
 use super::job::{Job, Next, Policy, Step, store_extents};
-use super::pool::PoolQueue;
+use super::pool::{FileExecutor, PoolQueue};
 use crate::storage::{DiskQueue, Done, Op, QueueEngine, Request};
 
 /// Maximum number of registered memory ranges of one queue.
@@ -77,7 +77,8 @@ impl UringQueue {
         let file = Arc::clone(ring.file());
         let aside = match policy.kind() {
             FileKind::BlockDevice if policy.discard => {
-                let queue = PoolQueue::new(Arc::clone(&file), policy.clone(), 1)?;
+                let (file, policy) = (Arc::clone(&file), policy.clone());
+                let queue = PoolQueue::new(Arc::new(FileExecutor { file, policy }), 1)?;
                 Some(Aside { both: watch(&[ring.as_fd(), queue.wait_fd()])?, queue })
             }
             _ => None,

@@ -30,8 +30,8 @@ use super::file::{FileHandle, MemberFile, Stopped};
 use super::header::Header;
 use super::order::{Durability, WriteOrder};
 use super::pieces::Pieces;
-use super::queue::ImageQueue;
 use crate::storage::extents::{ExtentList, ExtentState, memory};
+use crate::storage::threads::ThreadQueue;
 use crate::storage::file::{Bounce, CacheMode, FileFacts, FileKind, FileOptions};
 use crate::storage::{Discard, Disk, DiskQueue, Geometry, LiveDisk, Op, Request, check_request};
 
@@ -275,7 +275,7 @@ impl Image {
     }
 
     /// Serves a request. Returns the errno of a failure.
-    pub(super) fn execute(&self, request: &Request, buffer: &mut Buffer) -> Result<(), i32> {
+    pub(super) fn result_of(&self, request: &Request, buffer: &mut Buffer) -> Result<(), i32> {
         if self.broken.get().is_some() {
             return Err(libc::EIO);
         }
@@ -577,7 +577,7 @@ impl Disk for QcowDisk {
     }
 
     fn queue(&self, depth: u32) -> io::Result<Box<dyn DiskQueue>> {
-        Ok(Box::new(ImageQueue::new(Arc::clone(&self.image), depth)?))
+        Ok(Box::new(ThreadQueue::new(Arc::clone(&self.image), depth)?))
     }
 
     fn live(&self) -> Option<&dyn LiveDisk> {

@@ -18,6 +18,7 @@
 
 mod chain;
 mod disk;
+mod executor;
 mod file;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
@@ -27,7 +28,6 @@ mod live;
 mod order;
 mod overlay;
 mod pieces;
-mod queue;
 
 pub use chain::{
     BackingLocks, ChainError, ChainFacts, DEPTH_MAX, FILES_MAX, ImageOptions, Member, MemberFacts,
