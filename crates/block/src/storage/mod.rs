@@ -12,19 +12,21 @@ use std::sync::Arc;
 
 use ringfence_memory::LentSlice;
 
+mod below;
 pub mod extents;
 pub mod failure;
 pub mod file;
 pub mod folders;
 pub mod memory;
 pub mod qcow2;
+mod qcow2_header;
 pub mod signature;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+mod threads;
 
 /// Properties of an open disk. They do not change while the disk is open.
-mod threads;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `sector_size`.

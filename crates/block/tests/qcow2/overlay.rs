@@ -5,9 +5,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use ringfence_block::storage::Disk;
-use ringfence_block::storage::file::{CacheMode, FileDisk, FileOptions};
+use ringfence_block::storage::file::{
+    CacheMode, FileDescription, FileDisk, FileOptions, OpenFileError,
+};
 use ringfence_block::storage::qcow2::{
-    ImageOptions, MemberFormat, OpenChain, Overlay, OverlayError, OverlaySpec, QcowDisk,
+    ChainError, ImageOptions, MemberFormat, OpenChain, Overlay, OverlayError, OverlaySpec, QcowDisk,
 };
 use ringfence_block::storage::testing::Driver;
 
@@ -135,6 +137,57 @@ fn overlay_that_is_not_kept_is_removed() {
     let overlay = Overlay::create(&spec(&new, &base, MemberFormat::Raw, 4096)).unwrap();
     overlay.keep();
     assert!(new.exists());
+}
+
+#[test]
+fn file_below_an_overlay_is_opened_for_writing_only_when_the_overlay_is_gone() {
+    let place = Place::new();
+    let (base, new, copy) = (place.path("base"), place.path("new"), place.path("copy"));
+    fs::write(&base, [1; 4096]).unwrap();
+    fs::write(&copy, [1; 4096]).unwrap();
+    let _one = no_process_starts();
+    let overlay = Overlay::create(&spec(&new, &base, MemberFormat::Raw, 4096)).unwrap();
+    if let Some(error) = &overlay.unmarked {
+        println!("SKIPPED: files have no extended attributes here: {error}");
+        return;
+    }
+    overlay.keep();
+    let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
+    let open = |path: &Path| FileDisk::open(path, &options);
+    let is_refused = |path: &Path| matches!(open(path), Err(OpenFileError::BelowOverlay { .. }));
+    let refusal = open(&base).err().unwrap().to_string();
+    assert!(refusal.contains(new.to_str().unwrap()) && refusal.contains("qcow2"), "{refusal}");
+    let described = FileDescription::of(&base, &options).unwrap().refusal;
+    assert!(matches!(described, Some(OpenFileError::BelowOverlay { .. })), "{described:?}");
+    // It is read, and its guest goes on with it if the overlay was not taken.
+    let read_only = FileOptions { read_only: true, ..options.clone() };
+    assert!(FileDisk::open(&base, &read_only).is_ok());
+    assert!(FileDescription::of(&base, &read_only).unwrap().refusal.is_none());
+    assert!(FileDisk::open(&base, &FileOptions { in_use: true, ..options.clone() }).is_ok());
+    // The overlay itself has none above it, until the next snapshot.
+    let image = ImageOptions { file: options.clone(), any_folder: false };
+    assert!(OpenChain::open(&new, &image, &|_| {}).is_ok());
+    create_locked(&place.path("newer"), &new);
+    let refused = OpenChain::open(&new, &image, &|_| {}).err().unwrap();
+    assert!(matches!(refused, ChainError::File(OpenFileError::BelowOverlay { .. })), "{refused}");
+    assert!(OpenChain::describe(&new, &image).is_err());
+    // A copy with the same attribute is another file.
+    let mut value = [0; 4096];
+    let length = rustix::fs::getxattr(&base, "user.ringfence.overlay", &mut value[..]).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&copy, "user.ringfence.overlay", &value[..length], flags).unwrap();
+    assert!(open(&copy).is_ok());
+    // An image that cannot be examined may be above the file; another file of its name is not.
+    let content = fs::read(&new).unwrap();
+    let damaged = [&content[..4], &[9; 508]].concat();
+    fs::write(&new, damaged).unwrap();
+    assert!(is_refused(&base));
+    fs::write(&new, [0; 4096]).unwrap();
+    assert!(open(&base).is_ok());
+    fs::write(&new, &content).unwrap();
+    assert!(is_refused(&base));
+    fs::rename(&new, place.path("moved")).unwrap();
+    assert!(open(&base).is_ok());
 }
 
 #[test]

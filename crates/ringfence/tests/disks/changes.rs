@@ -163,6 +163,31 @@ fn snapshot_under_load_keeps_the_content_of_one_moment_and_all_later_writes() {
 }
 
 #[test]
+fn file_below_a_snapshot_is_no_disk_of_the_next_guest() {
+    require!(Need::Guests, Need::Attributes);
+    let lab = Lab::new();
+    let (base, new) = (image_file(&lab, 1), lab.file("new.qcow2"));
+    let (guest, disk) = served(&lab, base.to_str().unwrap());
+    let text = change(&lab, &["disk", "snapshot", &name_of(&guest), new.to_str().unwrap()]);
+    assert!(!text.contains("attribute"), "{text}");
+    drop(disk);
+    kill_process(guest.pid(), Signal::TERM).unwrap();
+    guest.finish(MOMENT);
+    let refused = lab.run(&format!("--disk {}", base.display()), &["true"]).finish(MOMENT);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
+    let why = format!("is below {}", new.display());
+    assert!(refused.stderr.contains(&why), "{}", refused.stderr);
+    let info = disk_command(&lab, &["disk", "info", base.to_str().unwrap()]);
+    assert_eq!(info.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&info.stdout).contains(&why));
+    lab.run(&format!("--disk {},ro", base.display()), &["true"]).succeed(MOMENT);
+    lab.run(&format!("--disk {},format=qcow2", new.display()), &["true"]).succeed(MOMENT);
+    // Without the overlay, the disk is what it was at the snapshot.
+    fs::remove_file(new).unwrap();
+    lab.run(&format!("--disk {}", base.display()), &["true"]).succeed(MOMENT);
+}
+
+#[test]
 fn fio_verifies_each_write_across_snapshots_and_growth() {
     require!(Need::Guests, QEMU_IMG, Need::Program("fio", "fio"));
     let lab = Lab::new();

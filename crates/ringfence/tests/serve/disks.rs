@@ -6,7 +6,9 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::require;
 use crate::support::lab::{DRIVER, Lab, wait_until};
+use crate::support::needs::Need;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::file::check_uring;
 use ringfence_block::storage::memory::MemoryDisk;
@@ -425,6 +427,29 @@ fn snapshot_of_target_is_named_in_params_and_served_after_the_guest_returns() {
     guest.connect();
     assert_eq!(guest.driver().read(0, 8192).unwrap(), [[1; 4096], [2; 4096]].concat());
     assert_eq!(lab.row(&guest).storage.as_deref(), new.to_str());
+}
+
+#[test]
+fn file_below_a_snapshot_is_not_served_to_a_rebooted_domain() {
+    require!(Need::Attributes);
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 1 << 20);
+    let new = lab.dir.path().join("images/new.qcow2");
+    let keys = [("params", image.to_str().unwrap())];
+    let mut guest = lab.disk_guest(&keys);
+    guest.connect();
+    let domain = guest.device.frontend.0.to_string();
+    let (status, text) = lab.disk_command(&["snapshot", &domain, "xvda", new.to_str().unwrap()]);
+    assert_eq!(status, Some(0), "{text}");
+    ringfence_xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
+    // The toolstack has the configuration of before.
+    let rebooted = lab.disk_guest(&keys);
+    wait_until("the toolstack is told", || {
+        let why = format!("is below {}", new.display());
+        lab.key(&rebooted, "disk-status").is_some_and(|text| text.contains(&why))
+    });
+    let reader = lab.disk_guest(&[("params", image.to_str().unwrap()), ("mode", "r")]);
+    wait_until("a reader has it", || lab.key(&reader, "disk-status").as_deref() == Some("open"));
 }
 
 #[test]

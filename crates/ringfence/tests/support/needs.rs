@@ -3,7 +3,7 @@
 //! A test without one of its requirements prints `SKIPPED: reason` and returns. With
 //! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed. The programs in
 //! `RINGFENCE_TEST_MISSING`, separated by blanks, cannot be installed here, and tests that need one are skipped nevertheless. So are
-//! those that need a device or a namespace which the kernel does not give.
+//! those that need a device, a namespace or an attribute which the kernel does not give.
 //!
 //! With `RINGFENCE_TEST_PROGRAMS`, a PATH, the test's own PATH begins with an empty directory. Each program that a test asks for
 //! is linked into it, so a test that starts a program without asking fails (`cargo xtask test --only empty-path`).
@@ -22,6 +22,8 @@ pub enum Need {
     Root,
     /// Device of the kernel, which no package brings.
     Device(&'static str),
+    /// Extended attributes of users, on the file system of temporary files.
+    Attributes,
     /// Module of Python and its package, which `pip` installs.
     Module(&'static str, &'static str),
     /// Program of this workspace that another package builds.
@@ -48,6 +50,7 @@ impl Need {
                 let opened = std::fs::File::options().read(true).write(true).open(path);
                 opened.err().map(|error| format!("{path} cannot be opened: {error}"))
             }
+            Need::Attributes => attributes_missing(),
             Need::Built(name) => (!beside_product(name).is_file())
                 .then(|| format!("{name} is not built (cargo build --release -p {name})")),
             Need::Root => (!rustix::process::geteuid().is_root())
@@ -100,6 +103,13 @@ pub fn path_of_tests() -> String {
     if asked_from().is_some() { own } else { format!("{own}:/usr/sbin:/sbin") }
 }
 
+fn attributes_missing() -> Option<String> {
+    let file = tempfile::NamedTempFile::new().ok()?;
+    let flags = rustix::fs::XattrFlags::empty();
+    let error = rustix::fs::setxattr(file.path(), "user.test", b"", flags).err()?;
+    Some(format!("files below {} have no attributes: {error}", file.path().display()))
+}
+
 fn guests_missing() -> Option<String> {
     let tun = Path::new("/dev/net/tun");
     if let Err(error) = std::fs::File::options().read(true).write(true).open(tun) {
@@ -120,8 +130,8 @@ pub fn skip_for(need: Need, reason: &str) {
         Need::Program(name, _) if missing.split(' ').any(|other| other == name) => {
             skip_what_is_not_installed(reason);
         }
-        // No package brings a device or a kernel's permission.
-        Need::Device(_) | Need::Guests => skip_for_the_kernel(reason),
+        // No package brings a device, a file system or a kernel's permission.
+        Need::Device(_) | Need::Attributes | Need::Guests => skip_for_the_kernel(reason),
         _ => skip(reason),
     }
 }

@@ -151,8 +151,11 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/qcow2/file.rs: clusters that are zeroed or given up, and flushes
     // block/src/storage/qcow2/order.rs: the order of tables and counts of an image
     on(DRIVER | DAEMON | DISK, libc::SYS_fdatasync, &[]),
+    // block/src/storage/below.rs: the overlay that was put on a file
+    on(DAEMON, libc::SYS_fgetxattr, &[]),
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
+    // block/src/storage/below.rs: the image above a file that an overlay was put on
     // block/src/storage/file/facts.rs: what a disk is, and on what
     // block/src/storage/file/growth.rs: how large a disk is now
     // block/src/storage/file/lock.rs: the mark of the process that serves a disk
@@ -326,6 +329,7 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/xen/config/error.rs: the same, by a library that knows the older call
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_open, &[]),
+    // block/src/storage/below.rs: the image above a file that an overlay was put on
     // block/src/storage/file/facts.rs: the disks of guests that come
     // block/src/storage/file/lock.rs: the mark of the process that serves a disk
     // block/src/storage/folders.rs: disks, and the folders on the way to them
@@ -366,8 +370,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prctl, &[is(0, 0x4155_5856)]),
     // sandbox/src/isolation/syscalls.rs: start of a thread: its name, for who looks at it in `ps`
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prctl, &[is(0, libc::PR_SET_NAME)]),
+    // block/src/storage/below.rs: its header
     // block/src/storage/file/facts.rs: the signature of a disk image
-    // block/src/storage/qcow2/header.rs: the header of an image
+    // block/src/storage/qcow2_header.rs: the header of an image
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     // vhost-user/src/proxy/pool.rs: mark of a pool
     on(DRIVER | FRONTEND | DAEMON | DISK | PROXY | CARD, libc::SYS_pread64, &[]),

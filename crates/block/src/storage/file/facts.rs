@@ -22,20 +22,12 @@ use ringfence_sys::blkdev;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
+use super::super::below::overlay_above;
 use super::super::signature::{EXAMINED, Format};
+use super::error::{OpenFileError, system};
 use super::growth::measure;
-use super::lock::{self, LockHolder};
+use super::lock;
 use super::options::{Engine, FileOptions};
-
-/// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
-const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
-
-/// Advice on options that declare a disk an image.
-const QCOW2_HINT: &str =
-    "serve it as an image (--disk FILE,format=qcow2; for a Xen guest target=qcow2:FILE), ";
-
-/// Advice on options for disks that are not written.
-const READ_ONLY_HINT: &str = "--disk FILE,ro; for a Xen guest mode `r`";
 
 /// File systems that compute checksums of written data (`linux/magic.h`).
 const CHECKSUMMING: [u64; 3] = [
@@ -88,56 +80,6 @@ pub struct FileFacts {
     pub rotational: bool,
     /// Set if the storage computes checksums: a page that changes during a write makes the block unreadable.
     pub checksums: bool,
-}
-
-/// Reasons for which a file cannot serve as a disk.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenFileError {
-    /// System call that failed.
-    #[error("{what} {}: {source}", path.display())]
-    System { what: &'static str, path: PathBuf, source: io::Error },
-    /// File that is neither regular nor a block device.
-    #[error("{} is neither a file nor a block device: a disk is one of these", path.display())]
-    Kind { path: PathBuf },
-    /// File of size 0.
-    #[error(
-        "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
-        path.display(), path.display()
-    )]
-    Empty { path: PathBuf, bytes: u64 },
-    /// File whose size is no multiple of the sector size.
-    #[error(
-        "{} has {bytes} bytes, which is no multiple of its sectors of {sector_size}: the last bytes would be \
-         missing from the disk. Pad it (truncate -s {} {})",
-        path.display(), bytes.next_multiple_of(u64::from(*sector_size)), path.display()
-    )]
-    Odd {
-        path: PathBuf,
-        bytes: u64,
-        /// Sector size in bytes.
-        sector_size: u32,
-    },
-    /// File with the signature of an image format that is not raw.
-    #[error(
-        "{} is {format}, and would be destroyed as the raw disk that is served: {}convert it \
-         (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
-        path.display(), if *format == Format::Qcow { QCOW2_HINT } else { "" }
-    )]
-    NotRaw { path: PathBuf, format: Format },
-    /// Sector size that is invalid, or smaller than that of the device.
-    #[error("sectors of {wanted} bytes cannot be had of {}: {why}", path.display())]
-    Sector {
-        path: PathBuf,
-        /// Requested sector size in bytes.
-        wanted: u32,
-        why: String,
-    },
-    /// File that can be read only.
-    #[error("{} cannot be written: {source}. If the disk is read alone, say so ({READ_ONLY_HINT})", path.display())]
-    NotWritable { path: PathBuf, source: io::Error },
-    /// File that another process has locked.
-    #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
-    InUse { path: PathBuf, holder: LockHolder },
 }
 
 /// File that was opened and locked as a disk.
@@ -230,6 +172,7 @@ impl OpenFile {
         let kind = FileKind::of(&stat, path)?;
         let sector_size = sector_size(&file, kind, options, path)?;
         lock::acquire(&file, options.read_only, path, report)?;
+        refuse_below_overlay(&file, path, options)?;
         // Before the size: an image of another format may have any.
         if kind == FileKind::Regular && !options.raw && !options.in_use {
             refuse_formats(&file, stat.st_size.max(0).cast_unsigned(), path)?;
@@ -259,6 +202,7 @@ impl OpenFile {
         if let Some(report) = report {
             lock::acquire(&file, options.read_only, path, report)?;
         }
+        refuse_below_overlay(&file, path, options)?;
         let bytes = length(&file, kind, path)?;
         let facts = FileFacts::of(&file, &stat, bytes, sector_size, options);
         Ok(OpenFile { file, facts, mark: None })
@@ -339,7 +283,8 @@ impl FileDescription {
     ///
     /// Returns [`OpenFileError`] if the file cannot be read.
     pub fn of(path: &Path, options: &FileOptions) -> Result<FileDescription, OpenFileError> {
-        let options = FileOptions { read_only: true, ..options.clone() };
+        let served = options;
+        let options = FileOptions { read_only: true, ..served.clone() };
         let flags = OpenFile::flags(&options) | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
         let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
@@ -354,21 +299,16 @@ impl FileDescription {
             let sector_size = sector_size(&file, kind, &options, path)?;
             bytes(&file, kind, sector_size, &options, path)
         };
-        let refusal = examined.and_then(|()| sized().map(drop)).err();
+        let refusal = examined
+            .and_then(|()| refuse_below_overlay(&file, path, served))
+            .and_then(|()| sized().map(drop))
+            .err();
         Ok(FileDescription { bytes: length, is_qcow, refusal })
     }
 }
 
 fn warn(text: &str) {
     tracing::warn!("{text}");
-}
-
-pub(super) fn system<E: Into<io::Error>>(
-    what: &'static str,
-    path: &Path,
-) -> impl FnOnce(E) -> OpenFileError {
-    let path = path.to_owned();
-    move |error| OpenFileError::System { what, path, source: error.into() }
 }
 
 /// Returns the sector size: the requested one if the device supports it, otherwise the device's, or 512.
@@ -393,6 +333,21 @@ fn sector_size(
         return Err(refused(format!("the device's have {smallest}")));
     }
     Ok(wanted)
+}
+
+/// Fails for a file below an overlay that these options would write, unless a guest uses it already.
+pub(in crate::storage) fn refuse_below_overlay(
+    file: &OwnedFd,
+    path: &Path,
+    options: &FileOptions,
+) -> Result<(), OpenFileError> {
+    if options.read_only || options.in_use {
+        return Ok(());
+    }
+    match overlay_above(file) {
+        Some(overlay) => Err(OpenFileError::BelowOverlay { path: path.to_owned(), overlay }),
+        None => Ok(()),
+    }
 }
 
 /// Fails for a file with the signature of a format that is not raw.

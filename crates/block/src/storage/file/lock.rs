@@ -37,7 +37,8 @@ use std::time::{Duration, Instant};
 use ringfence_sys::byte_lock;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::facts::{OpenFile, OpenFileError, system};
+use super::error::{LockHolder, OpenFileError, system};
+use super::facts::OpenFile;
 
 /// Maximum wait for the locks. I/O in flight of a daemon that ended still holds them.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -97,29 +98,6 @@ const EXCLUSIVE: [Permission; 2] = [Permission::Write, Permission::Resize];
 fn permissions(read_only: bool) -> &'static [Permission] {
     const ALL: [Permission; 2] = [Permission::ConsistentRead, Permission::Write];
     if read_only { &ALL[..1] } else { &ALL }
-}
-
-/// Holder of a lock that contradicts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LockHolder {
-    /// Process that serves the file as a disk, by `flock`.
-    Disk,
-    /// I/O of a process that ended.
-    Ended,
-    /// Program with QEMU's locks, and the permission in question.
-    Qemu(&'static str),
-}
-
-impl std::fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            LockHolder::Disk => f.write_str("as a disk by another process (it holds a lock)"),
-            LockHolder::Ended => f.write_str("by the last requests of a process that ended"),
-            LockHolder::Qemu(permission) => {
-                write!(f, "by QEMU or one of its tools (which hold a \"{permission}\" lock)")
-            }
-        }
-    }
 }
 
 /// Takes both kinds of locks. Waits for other holders at most [`TIMEOUT`], for the I/O of a process that ended at most

@@ -30,6 +30,7 @@
 //! file: only their operations in flight do.
 
 mod bounce;
+mod error;
 mod facts;
 mod growth;
 mod job;
@@ -46,17 +47,19 @@ use std::sync::{Arc, Once};
 use ringfence_memory::{LentSlice, Mapping, Uring, UringPool};
 use ringfence_sys::prerequisite::{IO_URING, with_doctor};
 
-pub use facts::{DirectRules, FileDescription, FileFacts, FileKind, OpenFile, OpenFileError};
+pub use error::{LockHolder, OpenFileError};
+pub(in crate::storage) use facts::refuse_below_overlay;
+pub use facts::{DirectRules, FileDescription, FileFacts, FileKind, OpenFile};
 pub use growth::{check_growth, enlarge, grown, measure};
-pub use lock::{LockHolder, give_up_writing, lock_backing};
+pub use lock::{give_up_writing, lock_backing};
 pub use options::{Bounce, CacheMode, Engine, FileOptions, UnknownOption};
 
 use super::{Discard, Disk, DiskQueue, Geometry, LiveDisk};
 use job::Policy;
+use pool::{FileExecutor, PoolQueue};
 
 /// Number of zero bytes written at once if the file system cannot zero a range.
 const ZEROS: usize = 256 << 10;
-use pool::{FileExecutor, PoolQueue};
 
 /// Disk on a file or block device.
 pub struct FileDisk {

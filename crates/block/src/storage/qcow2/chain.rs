@@ -19,9 +19,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::header::{Backing, Header, HeaderError};
-use crate::storage::file::{FileFacts, FileOptions, OpenFile, OpenFileError, lock_backing};
+use crate::storage::file::{
+    FileFacts, FileOptions, OpenFile, OpenFileError, lock_backing, refuse_below_overlay,
+};
 use crate::storage::folders::{FolderError, Folders};
+use crate::storage::qcow2_header::{Backing, Header, HeaderError, path_of_name};
 
 /// Maximum number of members of a chain.
 pub const DEPTH_MAX: usize = 32;
@@ -201,10 +203,17 @@ impl OpenChain {
         path: &Path,
         options: &ImageOptions,
     ) -> Result<Vec<Member>, (Vec<Member>, ChainError)> {
-        let file = FileOptions { read_only: true, ..options.file.clone() };
-        let options = ImageOptions { file, ..options.clone() };
+        let served = options;
+        let file = FileOptions { read_only: true, ..served.file.clone() };
+        let options = ImageOptions { file, ..served.clone() };
         let mut opener = Opener::new(&options, None, Purpose::Describe);
-        match opener.open_all(path) {
+        let opened = opener.open_all(path).and_then(|()| {
+            let (Some(file), Some(image)) = (opener.files.first(), opener.members.first()) else {
+                return Ok(());
+            };
+            Ok(refuse_below_overlay(file, &image.path, &served.file)?)
+        });
+        match opened {
             Ok(()) => Ok(opener.members),
             Err(error) => Err((opener.members, error)),
         }
@@ -482,13 +491,10 @@ pub(super) fn next_member(path: &Path, backing: &Backing) -> Result<Next, ChainE
     Ok(Next { name, format })
 }
 
-/// Returns the path that a name in a header stands for. A name with a colon before each slash is a protocol's, and none
-/// is served.
+/// Returns the path that a name in the header of `path` stands for.
 fn path_of(path: &Path, name: &str) -> Result<PathBuf, ChainError> {
-    let first = name.split('/').next().unwrap_or(name);
-    if first.contains(':') {
+    path_of_name(name).map(Path::to_owned).ok_or_else(|| {
         let name = name.chars().take(256).collect();
-        return Err(ChainError::NotFile { path: path.to_owned(), name });
-    }
-    Ok(PathBuf::from(name))
+        ChainError::NotFile { path: path.to_owned(), name }
+    })
 }

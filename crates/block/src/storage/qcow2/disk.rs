@@ -27,12 +27,12 @@ use rustix::io::Errno;
 
 use super::chain::{ChainFacts, DEPTH_MAX, MemberFormat, OpenChain};
 use super::file::{FileHandle, MemberFile, Stopped};
-use super::header::Header;
 use super::order::{Durability, WriteOrder};
 use super::pieces::Pieces;
 use crate::storage::extents::{ExtentList, ExtentState, memory};
-use crate::storage::threads::ThreadQueue;
 use crate::storage::file::{Bounce, CacheMode, FileFacts, FileKind, FileOptions};
+use crate::storage::qcow2_header::Header;
+use crate::storage::threads::ThreadQueue;
 use crate::storage::{Discard, Disk, DiskQueue, Geometry, LiveDisk, Op, Request, check_request};
 
 /// Size in bytes of the private memory of one thread.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::chain::next_member;
-use super::header::Header;
+use crate::storage::qcow2_header::Header;
 
 /// Parses the first bytes of a file as an image, and the names in it. An accepted header has bounded tables.
 pub fn header(data: &[u8]) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! outside the sandbox                    in the sandbox
-//! chain.rs, header.rs ── descriptors ──> disk.rs ── mapping? ──> imago ──> file.rs ── order.rs ──> file
+//! chain.rs, headers   ── descriptors ──> disk.rs ── mapping? ──> imago ──> file.rs ── order.rs ──> file
 //! (paths, locks, limits)   and facts       └── allocated: the file itself, from and to lent pages
 //! ```
 //!
@@ -23,7 +23,6 @@ mod file;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
-mod header;
 mod live;
 mod order;
 mod overlay;
@@ -34,8 +33,9 @@ pub use chain::{
     MemberFormat, OpenChain,
 };
 pub use disk::QcowDisk;
-pub use header::{Backing, DataFile, Header, HeaderError};
 pub use overlay::{Overlay, OverlayError, OverlaySpec};
+
+pub use super::qcow2_header::{Backing, DataFile, Header, HeaderError};
 
 #[cfg(test)]
 mod tests;

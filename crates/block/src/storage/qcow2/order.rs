@@ -29,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ringfence_sys::numbers::usize_from;
 
 use super::file::MemberFile;
-use super::header::Header;
+use crate::storage::qcow2_header::Header;
 
 /// Bits of an entry that are an offset in the file.
 const OFFSET_MASK: u64 = 0x00FF_FFFF_FFFF_FE00;

@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::chain::MemberFormat;
 use super::file::{MemberFile, Stopped};
+use crate::storage::below;
 use crate::storage::file::{CacheMode, FileOptions, OpenFile, OpenFileError};
 
 /// Maximum length in bytes of the name of a backing file in a header (`qcow2.rst`).
@@ -45,6 +46,8 @@ pub struct Overlay {
     pub path: PathBuf,
     /// The backing file lies in another folder, which must be allowed when the image is opened.
     pub needs_any_folder: bool,
+    /// Reason for which the backing file does not name the overlay, so that it is opened for writing again (`below.rs`).
+    pub unmarked: Option<io::Error>,
     folder: OwnedFd,
     is_kept: bool,
 }
@@ -108,8 +111,10 @@ impl Overlay {
         })?;
         // From here on, dropping it removes the file.
         let needs_any_folder = below.is_none();
-        let overlay = Overlay { path, needs_any_folder, folder, is_kept: false };
+        let mut overlay =
+            Overlay { path, needs_any_folder, unmarked: None, folder, is_kept: false };
         overlay.format(file, spec, backing_name)?;
+        overlay.unmarked = below::mark(&backing, &overlay.path).err();
         Ok(overlay)
     }
 

@@ -63,13 +63,14 @@ pub(super) fn snapshot(
             found.channel.send(&request, &fds)?;
             let outcome =
                 changed(&found.channel).map(|bytes| bytes.map_err(|why| anyhow!("{why}")));
+            let below = printable(&Path::new(&served.path).display().to_string());
+            let unmarked = remark(&overlay, &below);
             let created = finish(overlay, &target.guest, outcome)?;
             let option = if any_folder { ",backing=any" } else { "" };
             Ok(format!(
-                "{}: disk {number} goes on in {created}, above {}, which nothing may write any more\nnext start: --disk \
-                 {created},format=qcow2{option}\n",
+                "{}: disk {number} goes on in {created}, above {below}, which nothing may write any more\nnext start: --disk \
+                 {created},format=qcow2{option}\n{unmarked}",
                 target.guest,
-                printable(&Path::new(&served.path).display().to_string()),
             ))
         }
         Guest::OfServe(socket, disk) => {
@@ -81,13 +82,14 @@ pub(super) fn snapshot(
             let VbdStatus { domain, handle, .. } = *disk;
             let outcome = change_disk(&socket, DiskOrder { domain, handle, change });
             let outcome = outcome.map(|outcome| outcome.map_err(|why| anyhow!("{why}")));
+            let below = printable(&below.display().to_string());
+            let unmarked = remark(&overlay, &below);
             let created = finish(overlay, &disk.name, outcome)?;
             let prefix = if any_folder { "qcow2,backing=any:" } else { "qcow2:" };
             Ok(format!(
-                "{}: the disk goes on in {created}, above {}, which nothing may write any more\nnext start, a reboot by `xl` \
-                 included: target={prefix}{created} in the configuration of the domain\n",
+                "{}: the disk goes on in {created}, above {below}, which nothing may write any more\nnext start, a reboot by `xl` \
+                 included: target={prefix}{created} in the configuration of the domain\n{unmarked}",
                 disk.name,
-                below.display(),
             ))
         }
     }
@@ -282,6 +284,17 @@ fn create(
 ) -> anyhow::Result<Overlay> {
     let (path, backing) = (path.to_owned(), backing.to_owned());
     Ok(Overlay::create(&OverlaySpec { path, backing, format, bytes })?)
+}
+
+/// Returns a line about a file below an overlay that does not name it.
+fn remark(overlay: &Overlay, below: &str) -> String {
+    match &overlay.unmarked {
+        Some(error) => format!(
+            "{below} has no attribute that names the overlay ({error}): a start with the old disk would not be refused, and \
+             damage the overlay\n"
+        ),
+        None => String::new(),
+    }
 }
 
 /// Keeps the overlay if the guest took it, or may have taken it. Returns its path for people.

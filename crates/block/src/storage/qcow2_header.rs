@@ -9,6 +9,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use ringfence_sys::numbers::usize_from;
 
@@ -127,6 +128,13 @@ pub struct Header {
     pub lazy_refcounts: bool,
     pub backing: Option<Backing>,
     pub data_file: Option<DataFile>,
+}
+
+/// Returns the path for which a file name in a header stands. A name with a colon before each slash is a protocol's, and
+/// stands for none.
+pub(super) fn path_of_name(name: &str) -> Option<&Path> {
+    let first = name.split('/').next().unwrap_or(name);
+    (!first.contains(':')).then(|| Path::new(name))
 }
 
 impl Header {
