@@ -15,9 +15,10 @@
 //!   [`proof`]).
 //! * [`xen`]: `ringfence serve`. Its devices are created by a toolstack.
 //! * [`machine`]: `ringfence vhost-user blk`. [`pool_proxy`]: `ringfence pool-proxy`.
-//!   [`shield`]: `ringfence shield`.
+//!   [`shield`]: `ringfence shield`. `device_process`: their start and their failures.
 
 mod control;
+mod device_process;
 mod devices;
 mod domain;
 mod host_leg;

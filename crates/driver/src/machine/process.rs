@@ -3,20 +3,16 @@
 // #syscall disk ppoll: waiting for hypervisors, the storage and the session
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_block::storage::Disk;
 use ringfence_block::vhost_user::{DiskOptions, VhostUserDisk};
-use ringfence_frame::Fault;
-use ringfence_hostnet::log;
 use ringfence_memory::UringPool;
 use ringfence_nbd::client::Dialer;
+use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::limits::raise_descriptor_limit;
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::mailbox::WakeFd;
 use ringfence_sys::pace::Spin;
@@ -26,27 +22,13 @@ use ringfence_vhost_user::clients::Clients;
 use rustix::event::{PollFd, PollFlags};
 
 use super::{DiskConfig, FromDisk, LOG_FILES, ToDisk};
+use crate::device_process::{ProcessError, enter_sandbox, serve_session};
 use crate::switch::media;
 use crate::switchboard::Medium;
 use crate::vbds::rings;
 
 /// Maximum time to poll after the last work, where other processors can produce work meanwhile.
 const SPIN_MAX: Duration = Duration::from_micros(50);
-
-/// Failures of a disk process.
-#[derive(Debug, thiserror::Error)]
-enum DiskError {
-    #[error("{0}")]
-    Channel(#[from] ChannelError),
-    #[error("{0}")]
-    Sandbox(#[from] SandboxError),
-    #[error("{0}")]
-    System(#[from] io::Error),
-    #[error("{0}")]
-    Storage(String),
-    #[error("{0}")]
-    Socket(#[from] Fault),
-}
 
 /// Main function of a disk process. Returns the exit status.
 pub fn main() -> u8 {
@@ -62,24 +44,14 @@ pub fn main_taken_over(hook: impl FnOnce() + Send + 'static) -> u8 {
 }
 
 fn inner(locked: impl FnOnce() -> io::Result<()>) -> u8 {
-    Channel::serve_stdin(
-        |channel| run(channel, locked).map(|()| 0),
-        |error| {
-            eprintln!("ringfence: disk: {error}");
-            (STATUS_FAILED, FromDisk::Failed(error.to_string()))
-        },
-    )
+    serve_session("disk", |channel| run(channel, locked), FromDisk::Failed)
 }
 
-fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(), DiskError> {
+fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(), ProcessError> {
     let (config, fds) = channel.receive::<DiskConfig>()?;
     let fds = fds.into_vec();
-    let expected: Vec<_> =
-        fds.iter().map(AsRawFd::as_raw_fd).chain([channel.as_fd().as_raw_fd()]).collect();
-    raise_descriptor_limit()?;
     ignore_file_size_signal();
-    let isolation = Isolation::enter(DomainKind::Disk, &expected)?;
-    log::to_stderr(config.verbose);
+    let isolation = enter_sandbox(DomainKind::Disk, channel, &fds, config.verbose)?;
     // The closed sandbox denies the file that this needs.
     let signal = EventSignal::new().map_err(io::Error::from)?;
     // One more for the disk that takes over after a change of the size.
@@ -111,16 +83,16 @@ impl DiskServer<'_> {
         signal: EventSignal,
         rings: &Arc<UringPool>,
         channel: &'a Channel,
-    ) -> Result<DiskServer<'a>, DiskError> {
+    ) -> Result<DiskServer<'a>, ProcessError> {
         let mut fds = fds.into_iter();
-        let few = || DiskError::System(io::ErrorKind::InvalidInput.into());
+        let few = || ProcessError::System(io::ErrorKind::InvalidInput.into());
         let listener = fds.next().ok_or_else(few)?;
         let logs: Vec<_> = fds.by_ref().take(LOG_FILES).collect();
         let wanted = WakeFd::new()?;
         let waker = wanted.clone();
         let wake = Arc::new(move || waker.wake());
         let (storage, dialer) = media::open_storage(&config.medium, fds.collect(), wake, rings)
-            .map_err(DiskError::Storage)?;
+            .map_err(ProcessError::Storage)?;
         let reports = channel.try_clone()?;
         let report: ringfence_vhost_user::Reporter =
             Box::new(move |state| reports.send_or_drop(&FromDisk::Machine(state.into())));
@@ -132,7 +104,7 @@ impl DiskServer<'_> {
     }
 
     /// Serves until the session ends.
-    fn serve(&mut self) -> Result<(), DiskError> {
+    fn serve(&mut self) -> Result<(), ProcessError> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let mut spin = Spin::new(if processors == 1 { Duration::ZERO } else { SPIN_MAX });
         let (mut last_work, mut slept) = (Instant::now(), None);
@@ -161,7 +133,7 @@ impl DiskServer<'_> {
     }
 
     /// Blocks until there is work. Returns `false` if the session has ended.
-    fn sleep(&mut self) -> Result<bool, DiskError> {
+    fn sleep(&mut self) -> Result<bool, ProcessError> {
         let fds = self.disk.wait_fds();
         let mut files: Vec<_> =
             fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
@@ -205,7 +177,7 @@ impl DiskServer<'_> {
     }
 
     /// Begins to take the size that the storage has.
-    fn resize(&mut self, bytes: u64) -> Result<(), DiskError> {
+    fn resize(&mut self, bytes: u64) -> Result<(), ProcessError> {
         match media::resized(bytes)(&self.storage) {
             Ok(disk) => {
                 self.storage = Arc::clone(&disk);
@@ -217,7 +189,7 @@ impl DiskServer<'_> {
     }
 
     /// Reports the end of a change of the size.
-    fn report_resize(&mut self) -> Result<(), DiskError> {
+    fn report_resize(&mut self) -> Result<(), ProcessError> {
         let Some(outcome) = self.disk.take_resized() else { return Ok(()) };
         let problem = outcome.err().map(|error| error.to_string());
         Ok(self.channel.send(&FromDisk::Resized { problem }, &[])?)

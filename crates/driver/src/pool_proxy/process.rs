@@ -1,62 +1,33 @@
 //! Proxy process: configuration, sandbox, and the loop that serves hypervisors.
 
 // #syscall proxy ppoll: waiting for hypervisors, the backend and the session
-// #syscall proxy accept4: hypervisors connect
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use ringfence_hostnet::log;
+use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::limits::raise_descriptor_limit;
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::descriptors::{Descriptors, dispose_socket};
 use ringfence_sys::poll::wait_any;
 use ringfence_vhost_user::MachineState;
 use ringfence_vhost_user::clients::LOGGED_MAX;
 use ringfence_vhost_user::proxy::{Outcome, Peers, Relay};
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
-use rustix::net::SocketFlags;
 
 use super::{FromProxy, ProxyConfig, ToProxy};
-
-/// Failures of a proxy process.
-#[derive(Debug, thiserror::Error)]
-enum ProxyError {
-    #[error("{0}")]
-    Channel(#[from] ChannelError),
-    #[error("{0}")]
-    Sandbox(#[from] SandboxError),
-    #[error("{0}")]
-    System(#[from] io::Error),
-    #[error("a new hypervisor: {0}")]
-    Client(#[from] Errno),
-    #[error("the session connects to a backend without being asked")]
-    NotAsked,
-}
+use crate::device_process::{ProcessError, accept, enter_sandbox, serve_session};
 
 /// Main function of a proxy process. Returns the exit status.
 pub fn main() -> u8 {
-    Channel::serve_stdin(
-        |channel| run(channel).map(|()| 0),
-        |error| {
-            eprintln!("ringfence: proxy: {error}");
-            (STATUS_FAILED, FromProxy::Failed(error.to_string()))
-        },
-    )
+    serve_session("proxy", run, FromProxy::Failed)
 }
 
-fn run(channel: &Channel) -> Result<(), ProxyError> {
+fn run(channel: &Channel) -> Result<(), ProcessError> {
     let (config, fds) = channel.receive::<ProxyConfig>()?;
-    let [listener] = expect_fds(fds)?;
-    raise_descriptor_limit()?;
-    let expected = [listener.as_raw_fd(), channel.as_fd().as_raw_fd()];
-    let isolation = Isolation::enter(DomainKind::Proxy, &expected)?;
-    log::to_stderr(config.verbose);
-    isolation.lock()?;
+    let files: [OwnedFd; 1] = expect_fds(fds)?;
+    enter_sandbox(DomainKind::Proxy, channel, &files, config.verbose)?.lock()?;
+    let [listener] = files;
     channel.send(&FromProxy::Ready, &[])?;
     let mut proxy = Proxy {
         config,
@@ -93,7 +64,7 @@ struct Proxy<'a> {
 
 impl Proxy<'_> {
     /// Serves until the session ends.
-    fn serve(&mut self) -> Result<(), ProxyError> {
+    fn serve(&mut self) -> Result<(), ProcessError> {
         loop {
             let events = self.wait()?;
             if let (Serving::Relay(relay), Some(events)) = (&mut self.serving, events.get(2..)) {
@@ -136,12 +107,14 @@ impl Proxy<'_> {
     }
 
     /// Takes the backend that the session has connected to. Returns `false` if the session has ended.
-    fn hear_session(&mut self) -> Result<bool, ProxyError> {
+    fn hear_session(&mut self) -> Result<bool, ProcessError> {
         match self.channel.try_receive::<ToProxy>() {
             Ok(None) => Ok(true),
             Ok(Some((ToProxy::Connected { problem }, fds))) => {
                 let serving = std::mem::replace(&mut self.serving, Serving::Nobody);
-                let Serving::Waiting(frontend) = serving else { return Err(ProxyError::NotAsked) };
+                let Serving::Waiting(frontend) = serving else {
+                    return Err(ProcessError::NotAsked);
+                };
                 self.start(frontend, problem, fds)?;
                 Ok(true)
             }
@@ -156,7 +129,7 @@ impl Proxy<'_> {
         frontend: OwnedFd,
         problem: Option<String>,
         fds: Descriptors,
-    ) -> Result<(), ProxyError> {
+    ) -> Result<(), ProcessError> {
         if let Some(problem) = problem {
             if std::mem::take(&mut self.was_reached) {
                 tracing::warn!("the hypervisor is disconnected: {problem}");
@@ -173,17 +146,14 @@ impl Proxy<'_> {
     }
 
     /// Accepts hypervisors. Those beside the one of now are closed.
-    fn accept(&mut self) -> Result<(), ProxyError> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(&self.listener, flags) {
-            Ok(client) if matches!(self.serving, Serving::Nobody) => {
+    fn accept(&mut self) -> Result<(), ProcessError> {
+        match accept(&self.listener)? {
+            Some(client) if matches!(self.serving, Serving::Nobody) => {
                 self.channel.send(&FromProxy::Connect, &[])?;
                 self.serving = Serving::Waiting(client);
             }
-            Ok(client) => dispose_socket(client),
-            // The connection may have ended before it was accepted.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(errno) => return Err(errno.into()),
+            Some(client) => dispose_socket(client),
+            None => {}
         }
         Ok(())
     }

@@ -1,17 +1,13 @@
 //! Shield process: configuration, sandbox, and the loop that serves hypervisors.
 
 // #syscall shield ppoll: waiting for hypervisors, a driver, the backend and the session
-// #syscall shield accept4: hypervisors connect
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use ringfence_hostnet::log;
+use ringfence_sandbox::DomainKind;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
-use ringfence_sandbox::isolation::{Isolation, SandboxError};
-use ringfence_sandbox::limits::raise_descriptor_limit;
-use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::descriptors::{Descriptors, dispose_socket};
 use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::pace::Spin;
@@ -20,10 +16,9 @@ use ringfence_vhost_user::MachineState;
 use ringfence_vhost_user::clients::LOGGED_MAX;
 use ringfence_vhost_user::shield::{BackendFiles, Broken, Outcome, Shield, ShieldOptions};
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
-use rustix::net::SocketFlags;
 
 use super::{FromShield, LOG_FILES, ShieldConfig, ToShield};
+use crate::device_process::{ProcessError, accept, enter_sandbox, serve_session};
 
 /// Maximum time to poll after the last work, where other processors can produce work meanwhile.
 const SPIN_MAX: Duration = Duration::from_micros(50);
@@ -31,38 +26,15 @@ const SPIN_MAX: Duration = Duration::from_micros(50);
 /// Maximum time between two looks at the session's messages.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Failures of a shield process.
-#[derive(Debug, thiserror::Error)]
-enum ShieldError {
-    #[error("{0}")]
-    Channel(#[from] ChannelError),
-    #[error("{0}")]
-    Sandbox(#[from] SandboxError),
-    #[error("{0}")]
-    System(#[from] io::Error),
-    #[error("a new hypervisor: {0}")]
-    Client(#[from] Errno),
-}
-
 /// Main function of a shield process. Returns the exit status.
 pub fn main() -> u8 {
-    Channel::serve_stdin(
-        |channel| run(channel).map(|()| 0),
-        |error| {
-            eprintln!("ringfence: shield: {error}");
-            (STATUS_FAILED, FromShield::Failed(error.to_string()))
-        },
-    )
+    serve_session("shield", run, FromShield::Failed)
 }
 
-fn run(channel: &Channel) -> Result<(), ShieldError> {
+fn run(channel: &Channel) -> Result<(), ProcessError> {
     let (config, fds) = channel.receive::<ShieldConfig>()?;
     let mut fds = fds.into_vec();
-    let expected: Vec<_> =
-        fds.iter().map(AsRawFd::as_raw_fd).chain([channel.as_fd().as_raw_fd()]).collect();
-    raise_descriptor_limit()?;
-    let isolation = Isolation::enter(DomainKind::Shield, &expected)?;
-    log::to_stderr(config.verbose);
+    let isolation = enter_sandbox(DomainKind::Shield, channel, &fds, config.verbose)?;
     // The closed sandbox denies the file that this needs.
     let signal = EventSignal::new().map_err(io::Error::from)?;
     isolation.lock()?;
@@ -99,7 +71,7 @@ struct ShieldServer<'a> {
 
 impl ShieldServer<'_> {
     /// Serves until the session ends.
-    fn serve(&mut self) -> Result<(), ShieldError> {
+    fn serve(&mut self) -> Result<(), ProcessError> {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let mut spin = Spin::new(if processors == 1 { Duration::ZERO } else { SPIN_MAX });
         let (mut last_work, mut slept) = (Instant::now(), None);
@@ -138,7 +110,7 @@ impl ShieldServer<'_> {
     }
 
     /// Blocks until there is work. Returns `false` if the session has ended.
-    fn sleep(&mut self) -> Result<bool, ShieldError> {
+    fn sleep(&mut self) -> Result<bool, ProcessError> {
         let mut files = [
             PollFd::from_borrowed_fd(self.shield.wait_fd(), PollFlags::IN),
             PollFd::new(&self.listener, PollFlags::IN),
@@ -153,7 +125,7 @@ impl ShieldServer<'_> {
     }
 
     /// Takes a message of the session. Returns `false` if it has ended.
-    fn hear_session(&mut self) -> Result<bool, ShieldError> {
+    fn hear_session(&mut self) -> Result<bool, ProcessError> {
         match self.channel.try_receive::<ToShield>() {
             Ok(None) => Ok(true),
             Ok(Some((ToShield::LogFile, fds))) => {
@@ -183,7 +155,7 @@ impl ShieldServer<'_> {
     }
 
     /// Uses a connection to the backend, unless the hypervisor has gone.
-    fn attach(&mut self, fds: Descriptors) -> Result<bool, ShieldError> {
+    fn attach(&mut self, fds: Descriptors) -> Result<bool, ProcessError> {
         let [socket, pool, own, theirs] = expect_fds(fds)?;
         if !self.shield.has_client() {
             self.shield.forget_wish();
@@ -212,20 +184,17 @@ impl ShieldServer<'_> {
     }
 
     /// Accepts hypervisors. Those beside the one of now are closed.
-    fn accept(&mut self) -> Result<(), ShieldError> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(&self.listener, flags) {
-            Ok(client) if self.shield.has_client() => dispose_socket(client),
-            Ok(client) => self.shield.connect(client, Instant::now())?,
-            // The connection may have ended before it was accepted.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(errno) => return Err(errno.into()),
+    fn accept(&mut self) -> Result<(), ProcessError> {
+        match accept(&self.listener)? {
+            Some(client) if self.shield.has_client() => dispose_socket(client),
+            Some(client) => self.shield.connect(client, Instant::now())?,
+            None => {}
         }
         Ok(())
     }
 
     /// Reports the state if it has changed, and requests what is needed.
-    fn report(&mut self) -> Result<(), ShieldError> {
+    fn report(&mut self) -> Result<(), ProcessError> {
         let (pool, machine) = self.shield.memory();
         let state = MachineState {
             memory: pool.map(Into::into),

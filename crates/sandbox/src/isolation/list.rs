@@ -8,8 +8,7 @@ use super::syscalls::{
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
-    // driver/src/pool_proxy/process.rs: hypervisors connect
-    // driver/src/shield/process.rs: hypervisors connect
+    // driver/src/device_process.rs: hypervisors connect
     // driver/src/switch/domain.rs: launchers connect
     // driver/src/xen/status.rs: who asks for the status
     // nbd/src/export/server.rs: users of a disk connect
@@ -98,8 +97,8 @@ pub(super) const LIST: &[Allowed] = &[
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_epoll_wait, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
-    // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // block/src/storage/threads.rs: threads say what is done
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
@@ -376,18 +375,18 @@ pub(super) const LIST: &[Allowed] = &[
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     // vhost-user/src/proxy/pool.rs: mark of a pool
     on(DRIVER | FRONTEND | DAEMON | DISK | PROXY | CARD, libc::SYS_pread64, &[]),
-    // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory
+    // block/src/storage/qcow2/executor.rs: clusters of an image, from and to private memory
     // memory/src/iolist.rs: grant copies; from a disk to lent pages
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_preadv, &[]),
     // sandbox/src/isolation/syscalls.rs: reading a limit of its own, setting none
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_prlimit64, &[is(0, 0), is_whole(2, 0)]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_pwrite64, &[]),
-    // block/src/storage/qcow2/queue.rs: clusters of an image, from and to private memory
+    // block/src/storage/qcow2/executor.rs: clusters of an image, from and to private memory
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON | DISK | CARD, libc::SYS_pwritev, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
-    // block/src/storage/file/pool.rs: threads say what is done
+    // block/src/storage/threads.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/client/queue/connection.rs: how long a server may take
@@ -562,7 +561,7 @@ pub(super) const LIST: &[Allowed] = &[
     // driver/src/xen/status.rs: the socket is taken away
     on(DAEMON, libc::SYS_unlinkat, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
-    // block/src/storage/file/pool.rs: threads say what is done
+    // block/src/storage/threads.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
     // hostnet/src/log.rs: the log on standard error
     // link/src/capture.rs: frames that are captured
