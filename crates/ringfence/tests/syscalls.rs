@@ -148,10 +148,8 @@ fn disk_of_machine_is_served_without_denied_call() {
     require!(Need::Guests);
     let lab = Lab::of(program());
     let file = image_file(&lab, 4).display().to_string();
-    let words = ["vhost-user", "blk", "--socket", "s", "-v", "--disk"];
     let disk = format!("{file},discard,cache=writethrough");
-    let running = lab.spawn(&[&[lab.program()][..], &words, &[&disk]].concat());
-    running.wait_for_error(" serves ");
+    let running = lab.serve(&["vhost-user", "blk", "--socket", "s", "--disk", &disk], "-v");
     let mut front = Frontend::new(shape(2)).unwrap();
     front.connect(&lab.file("s")).unwrap();
     let disk = FrontDisk::new(front).unwrap();
@@ -195,11 +193,8 @@ fn disk_behind_a_proxy_is_served_without_denied_call() {
     let lab = Lab::of(program());
     let file = image_file(&lab, 4).display().to_string();
     let blk = ["vhost-user", "blk", "--socket", "backend", "--disk", &file];
-    let backend = lab.spawn(&[&[lab.program()][..], &blk].concat());
-    backend.wait_for_error(" serves ");
-    let words = ["pool-proxy", "--listen", "s", "--backend", "backend", "-v"];
-    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
-    running.wait_for_error(" leads to ");
+    let backend = lab.serve(&blk, "");
+    let running = lab.serve(&[], "pool-proxy --listen s --backend backend -v");
     // One that breaks a rule, one that reaches the other's place, and one that is served.
     let mut refused = Frontend::new(shape(1)).unwrap();
     refused.connect(&lab.file("s")).unwrap();
@@ -224,15 +219,8 @@ fn disk_behind_a_shield_is_served_without_denied_call() {
     let lab = Lab::of(program());
     let file = image_file(&lab, 4).display().to_string();
     let blk = ["vhost-user", "blk", "--socket", "backend", "--disk", &file];
-    let start = || {
-        let backend = lab.spawn(&[&[lab.program()][..], &blk].concat());
-        backend.wait_for_error(" serves ");
-        backend
-    };
-    let backend = start();
-    let words = ["shield", "--listen", "s", "--backend", "backend", "--reconnect", "-v"];
-    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
-    running.wait_for_error(" leads to ");
+    let backend = lab.serve(&blk, "");
+    let running = lab.serve(&[], "shield --listen s --backend backend --reconnect -v");
     let mut refused = Frontend::new(shape(1)).unwrap();
     refused.connect(&lab.file("s")).unwrap();
     refused.ask(99, &[]).unwrap_err();
@@ -242,7 +230,7 @@ fn disk_behind_a_shield_is_served_without_denied_call() {
     let disk = FrontDisk::new(front).unwrap();
     Workload::new(1).exercise(&disk, 50);
     succeeded(backend.end());
-    let backend = start();
+    let backend = lab.serve(&blk, "");
     Workload::new(2).exercise(&disk, 50);
     drop(disk);
     running.wait_for_error("the hypervisor has closed its connection");

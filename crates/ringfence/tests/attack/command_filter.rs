@@ -9,7 +9,8 @@ use crate::support::needs::{Need, find_program};
 use crate::support::users::Site;
 use crate::support::{MOMENT, eventually};
 
-const ATTACKS: &str = include_str!("../support/command_filter.py");
+const ATTACKS: &str =
+    concat!(include_str!("../support/attempt.py"), include_str!("../support/command_filter.py"));
 
 /// Writes the attacks where a guest of the site can run them. Returns the words of the command.
 fn attacks(site: &Site, is_listed: bool) -> Vec<String> {

@@ -19,7 +19,8 @@ use crate::support::MOMENT;
 use crate::support::needs::Need;
 use crate::support::users::{Site, USER};
 
-const ATTACKS: &str = include_str!("../support/guest_view.py");
+const ATTACKS: &str =
+    concat!(include_str!("../support/attempt.py"), include_str!("../support/guest_view.py"));
 
 /// Returns the targets of the attacks: the runtime directory and a file handle of it.
 fn target(site: &Site) -> String {

@@ -9,8 +9,10 @@ use crate::support::needs::{Need, skip_for_the_kernel};
 use crate::support::users::{Site, USER};
 use crate::support::{MOMENT, Running, eventually};
 
-const CGROUPS: &str = include_str!("../support/cgroups.py");
-const OBJECTS: &str = include_str!("../support/kernel_objects.py");
+const CGROUPS: &str =
+    concat!(include_str!("../support/attempt.py"), include_str!("../support/cgroups.py"));
+const OBJECTS: &str =
+    concat!(include_str!("../support/attempt.py"), include_str!("../support/kernel_objects.py"));
 
 /// Checks that each attack of a program was tried and failed.
 fn assert_kept_out(program: &str, said: &str) {

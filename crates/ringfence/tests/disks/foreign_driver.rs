@@ -98,19 +98,12 @@ fn start(lab: &Lab, is_own: bool, options: &str) -> Box<dyn std::any::Any> {
     }
     image_file(lab, 4);
     let words = ["vhost-user", "blk", "--socket", "backend", "--disk", "disk.img"];
-    let mut words = [vec![lab.program()], words.to_vec()].concat();
-    words.extend(options.split_whitespace());
-    let running = lab.spawn(&words);
-    running.wait_for_error(" serves ");
-    Box::new(running)
+    Box::new(lab.serve(&words, options))
 }
 
+/// Starts a command between the socket `backend` and a driver at the socket `s`.
 fn between(lab: &Lab, command: &str, options: &str) -> Running {
-    let mut words = vec![lab.program(), command, "--listen", "s", "--backend", "backend"];
-    words.extend(options.split_whitespace());
-    let running = lab.spawn(&words);
-    running.wait_for_error(" leads to ");
-    running
+    lab.serve(&[command, "--listen", "s", "--backend", "backend"], options)
 }
 
 #[test]

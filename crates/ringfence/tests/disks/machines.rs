@@ -23,11 +23,7 @@ use crate::support::{Finished, Lab, MOMENT, Running};
 
 /// Starts the command with these options on `disk`, and waits until it serves.
 fn blk(lab: &Lab, disk: &str, options: &str) -> Running {
-    let mut words = vec![lab.program(), "vhost-user", "blk", "--socket", "s", "--disk", disk];
-    words.extend(options.split_whitespace());
-    let running = lab.spawn(&words);
-    running.wait_for_error(" serves ");
-    running
+    lab.serve(&["vhost-user", "blk", "--socket", "s", "--disk", disk], options)
 }
 
 /// Connects a machine to the command.

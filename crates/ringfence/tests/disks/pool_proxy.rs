@@ -28,19 +28,12 @@ pub(crate) const SECRET_BYTES: u64 = 32 << 20;
 
 /// Starts a proxy to the socket `backend`, and waits until it serves.
 fn proxy(lab: &Lab, listen: &str, backend: &str, options: &str) -> Running {
-    let mut words = vec![lab.program(), "pool-proxy", "--listen", listen, "--backend", backend];
-    words.extend(options.split_whitespace());
-    let running = lab.spawn(&words);
-    running.wait_for_error(" leads to ");
-    running
+    lab.serve(&["pool-proxy", "--listen", listen, "--backend", backend], options)
 }
 
 /// Starts a disk of Ringfence.
 fn own_disk(lab: &Lab, socket: &str, file: &str) -> Running {
-    let words = ["vhost-user", "blk", "--socket", socket, "--require-pool", "auto", "--disk", file];
-    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
-    running.wait_for_error(" serves ");
-    running
+    lab.serve(&["vhost-user", "blk", "--socket", socket, "--disk", file], "--require-pool auto")
 }
 
 /// Starts a disk of qemu-storage-daemon.

@@ -22,20 +22,13 @@ use crate::support::{Lab, MOMENT, Running, eventually};
 
 /// Starts a shield to the socket `backend`, and waits until it serves.
 fn shield(lab: &Lab, options: &str) -> Running {
-    let mut words = vec![lab.program(), "shield", "--listen", "s", "--backend", "backend"];
-    words.extend(options.split_whitespace());
-    let running = lab.spawn(&words);
-    running.wait_for_error(" leads to ");
-    running
+    lab.serve(&["shield", "--listen", "s", "--backend", "backend"], options)
 }
 
 /// Starts a disk of Ringfence that accepts no more memory than a pool of 64 MiB.
 fn own_disk(lab: &Lab, file: &str) -> Running {
-    let pool = ["--require-pool", "64M", "--control", "control"];
-    let words = [&["vhost-user", "blk", "--socket", "backend", "--disk", file][..], &pool].concat();
-    let running = lab.spawn(&[&[lab.program()][..], &words].concat());
-    running.wait_for_error(" serves ");
-    running
+    let words = ["vhost-user", "blk", "--socket", "backend", "--disk", file];
+    lab.serve(&words, "--require-pool 64M --control control")
 }
 
 /// Returns the shape of a machine without a pool.

@@ -37,16 +37,8 @@ fn card_is_served_to_dpdk_by_trust_pool_and_shield() {
             "vhost-user net --socket backend --switch lab --address {IP}/24 --mac {MAC} \
              --status-socket status {options}"
         );
-        let mut words = vec![lab.program()];
-        words.extend(card.split_whitespace());
-        let net = lab.spawn(&words);
-        net.wait_for_error(" leads to ");
-        let shield = has_shield.then(|| {
-            let words = [lab.program(), "shield", "--listen", "s", "--backend", "backend"];
-            let shield = lab.spawn(&words);
-            shield.wait_for_error(" leads to ");
-            shield
-        });
+        let net = lab.serve(&[], &card);
+        let shield = has_shield.then(|| lab.serve(&[], "shield --listen s --backend backend"));
         let machine = testpmd(&lab, if has_shield { "s" } else { "backend" });
         machine.wait_for_output("Port statistics");
         let ping = format!("ping -c 1 -w 60 {IP} && ping -c 20 -i 0.05 -s 1400 -w 60 {IP}");

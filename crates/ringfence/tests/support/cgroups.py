@@ -1,15 +1,11 @@
 """Attacks of a guest's command on cgroups outside of its guest.
 
-Arguments: the name of a cgroup of the same user that the guest must not change, and a directory to work in. Each attack
-prints `NAME: reached WHAT` or `NAME: kept out`.
+Arguments: the name of a cgroup of the same user that the guest must not change, and a directory to work in.
 """
 
-import ctypes
-import json
 import os
 import sys
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWUSER, NEWCGROUP = 0x20000, 0x10000000, 0x02000000
 REMOUNT, BIND, DETACH = 32, 4096, 2
 PRIVATE_REC = (1 << 18) | 16384
@@ -17,41 +13,11 @@ VICTIM, SCRATCH = sys.argv[1:]
 CGROUPS = "/sys/fs/cgroup"
 
 
-def call(name, *arguments):
-    result = getattr(LIBC, name)(*[a.encode() if isinstance(a, str) else a for a in arguments])
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-
-
-def mount(source, target, kind=None, flags=0, data=None):
-    call("mount", source, target, kind, ctypes.c_ulong(flags), data)
-
-
 def quietly(act, *arguments):
     try:
         act(*arguments)
     except OSError:
         pass
-
-
-def attempt(name, act):
-    """Runs the attack in a child, so that attacks do not help or hinder each other."""
-    sys.stdout.flush()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            found = act()
-        except OSError:
-            found = None
-        os.write(writer, json.dumps(found or None).encode())
-        os._exit(0)
-    os.close(writer)
-    found = os.read(reader, 4096).decode()
-    os.close(reader)
-    os.waitpid(child, 0)
-    print(f"{name}: kept out" if found == "null" else f"{name}: reached {found or 'nothing: it died'}")
 
 
 def mount_points():

@@ -1,8 +1,7 @@
 """Attacks of a guest's command on what is covered in its view of the host's files.
 
 Arguments: a JSON object with `runtime`, the runtime directory; `handle`, a file handle of it taken outside, in
-hexadecimal, with `handle_type`; `scratch`, a directory to work in. Each attack prints `NAME: reached WHAT` or
-`NAME: kept out`.
+hexadecimal, with `handle_type`; `scratch`, a directory to work in.
 """
 
 import ctypes
@@ -11,23 +10,11 @@ import json
 import os
 import sys
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 BIND, REC, MOVE, DETACH, REMOUNT = 4096, 16384, 8192, 2, 32
 PRIVATE, SHARED = 1 << 18, 1 << 20
 NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
 WHAT = json.loads(sys.argv[1])
 RUNTIME, SCRATCH = WHAT["runtime"], WHAT["scratch"]
-
-
-def call(name, *arguments):
-    result = getattr(LIBC, name)(*[os.fsencode(a) if isinstance(a, str) else a for a in arguments])
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-
-
-def mount(source, target, kind=None, flags=0, data=None):
-    call("mount", source, target, kind, ctypes.c_ulong(flags), data)
 
 
 def is_there(directory):
@@ -36,25 +23,6 @@ def is_there(directory):
         return [name for name in os.listdir(directory) if name.endswith(".sock")]
     except OSError:
         return []
-
-
-def attempt(name, act):
-    """Runs the attack in a child, so that attacks do not help or hinder each other."""
-    sys.stdout.flush()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            found = act()
-        except OSError:
-            found = None
-        os.write(writer, json.dumps(found or None).encode())
-        os._exit(0)
-    os.close(writer)
-    found = os.read(reader, 4096).decode()
-    os.close(reader)
-    os.waitpid(child, 0)
-    print(f"{name}: kept out" if found == "null" else f"{name}: reached {found or 'nothing: it died'}")
 
 
 def tries(*acts):

@@ -2,46 +2,18 @@
 descriptors, timers.
 
 Argument: a JSON object. With `role` "victim" the program makes the objects on the host, prints `ready`, and waits for the
-end of its input. Otherwise it attacks them. Each attack prints `NAME: reached WHAT` or `NAME: kept out`.
+end of its input. Otherwise it attacks them.
 """
 
-import ctypes
 import json
 import os
 import socket
 import sys
 import time
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 CREAT, RDWR = 0o100, 2
 IPC_CREAT, IPC_RMID = 0o1000, 0
 WHAT = json.loads(sys.argv[1])
-
-
-def call(name, *arguments):
-    result = getattr(LIBC, name)(*[a.encode() if isinstance(a, str) else a for a in arguments])
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-
-
-def attempt(name, act):
-    """Runs the attack in a child, so that attacks do not help or hinder each other."""
-    sys.stdout.flush()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            found = act()
-        except OSError:
-            found = None
-        os.write(writer, json.dumps(found or None).encode())
-        os._exit(0)
-    os.close(writer)
-    found = os.read(reader, 4096).decode()
-    os.close(reader)
-    os.waitpid(child, 0)
-    print(f"{name}: kept out" if found == "null" else f"{name}: reached {found or 'nothing: it died'}")
 
 
 def victim():

@@ -151,6 +151,19 @@ impl Lab {
         self.spawn(&words)
     }
 
+    /// Starts `ringfence WORDS OPTIONS`, which serves a device of a machine (`vhost-user`, `pool-proxy`, `shield`), and waits until
+    /// it does.
+    pub fn serve(&self, words: &[&str], options: &str) -> Running {
+        let mut all = vec![self.program()];
+        all.extend(words);
+        all.extend(options.split_whitespace());
+        let running = self.spawn(&all);
+        let is_ready =
+            || [" leads to ", " serves "].iter().any(|text| running.stderr.text().contains(text));
+        assert!(eventually(MOMENT, is_ready), "{}: it serves nothing", running.title);
+        running
+    }
+
     /// Starts any command with this runtime directory.
     pub fn spawn(&self, words: &[&str]) -> Running {
         // The caller may ignore signals (a background job, nohup), and children inherit that.
