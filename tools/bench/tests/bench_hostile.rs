@@ -68,6 +68,32 @@ fn rows(line: &str) -> BTreeMap<String, Value> {
     rows.into_iter().map(|row| (row["behaviour"].as_str().unwrap().to_owned(), row)).collect()
 }
 
+/// Durations of runs in seconds. Beside a load, a neighbour may get too little of a processor to break its rule in the first.
+const SECONDS: [f64; 3] = [0.5, 5.0, 30.0];
+
+/// Runs hostile guests until each was charged under all its names, those without all charges once more and longer. Returns the
+/// rows of the first runs, of which `others` are more.
+fn charged(charges: &[(&str, &[&str])], others: &[&str]) -> BTreeMap<String, Value> {
+    let mut waiting: Vec<_> = charges.to_vec();
+    let (mut first, mut more) = (None, others);
+    for seconds in SECONDS {
+        let names: Vec<_> =
+            more.iter().copied().chain(waiting.iter().map(|(name, _)| *name)).collect();
+        let rows = rows(&format!("--json --seconds {seconds} --behaviours {}", names.join(",")));
+        let is_charged = |behaviour: &str, rule: &str| {
+            rows[behaviour]["rules"][rule].as_u64().is_some_and(|count| count > 0)
+        };
+        waiting.retain(|(name, rules)| !rules.iter().all(|rule| is_charged(name, rule)));
+        first.get_or_insert(rows);
+        more = &[];
+        if waiting.is_empty() {
+            break;
+        }
+    }
+    assert!(waiting.is_empty(), "not all of these were counted: {waiting:?}");
+    first.unwrap()
+}
+
 /// Checks the criteria of a row that hold on any machine.
 fn check(row: &Value) {
     for field in FIELDS {
@@ -80,19 +106,12 @@ fn check(row: &Value) {
 
 #[test]
 fn every_packet_behaviour_is_charged_and_victim_is_unharmed() {
-    let names: Vec<_> = CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
-    let rows = rows(&format!("--json --seconds 0.5 --behaviours {}", names.join(",")));
+    let rows = charged(&CHARGES, &[]);
     assert_eq!(rows.len(), CHARGES.len() + 1, "{:?}", rows.keys());
     rows.values().for_each(check);
     assert_eq!(rows["honest"]["ratio"], 1.0);
     let broken = rows["honest"]["rules"].as_object().unwrap();
     assert!(broken.keys().all(|r| r.starts_with("drop_") || r == "spurious_wakeups"), "{broken:?}");
-    for (behaviour, expected) in CHARGES {
-        let row = &rows[behaviour];
-        for rule in expected {
-            assert!(row["rules"][rule].as_u64().unwrap_or(0) > 0, "{rule} was not counted: {row}");
-        }
-    }
 }
 
 #[test]
@@ -132,11 +151,7 @@ fn table_has_one_line_per_row_and_no_files_remain() {
 
 #[test]
 fn every_disk_behaviour_is_charged_and_victim_is_unharmed() {
-    let names: Vec<_> = DISK_CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
-    let rows = rows(&format!(
-        "--json --seconds 1 --behaviours disk-absent,disk-reattach,{}",
-        names.join(",")
-    ));
+    let rows = charged(&DISK_CHARGES, &["disk-absent", "disk-reattach"]);
     assert_eq!(rows.len(), DISK_CHARGES.len() + 3, "{:?}", rows.keys());
     for (name, row) in &rows {
         assert!(name.starts_with("disk-"), "no packets were asked for: {row}");
@@ -150,12 +165,6 @@ fn every_disk_behaviour_is_charged_and_victim_is_unharmed() {
     for quiet in ["disk-honest", "disk-absent", "disk-reattach"] {
         let charged = rows[quiet]["rules"].as_object().unwrap();
         assert!(charged.keys().all(|rule| !rule.starts_with("blk_")), "{quiet}: {charged:?}");
-    }
-    for (behaviour, expected) in DISK_CHARGES {
-        let row = &rows[behaviour];
-        for rule in expected {
-            assert!(row["rules"][rule].as_u64().unwrap_or(0) > 0, "{rule} was not counted: {row}");
-        }
     }
 }
 
