@@ -17,7 +17,7 @@ use syn::visit::{self, Visit};
 
 use super::config::{CONFIG, Words};
 use super::finding::Finding;
-use super::tree::{Source, Tree};
+use super::tree::{Source, Tree, attributes_of};
 use scan::Part;
 use words::{Kind, Replaced};
 
@@ -128,21 +128,7 @@ impl<'ast> Visit<'ast> for Docs {
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
 
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        let attributes: &[syn::Attribute] = match item {
-            syn::Item::Const(i) => &i.attrs,
-            syn::Item::Enum(i) => &i.attrs,
-            syn::Item::Fn(i) => &i.attrs,
-            syn::Item::Impl(i) => &i.attrs,
-            syn::Item::Macro(i) => &i.attrs,
-            syn::Item::Mod(i) => &i.attrs,
-            syn::Item::Static(i) => &i.attrs,
-            syn::Item::Struct(i) => &i.attrs,
-            syn::Item::Trait(i) => &i.attrs,
-            syn::Item::Type(i) => &i.attrs,
-            syn::Item::Union(i) => &i.attrs,
-            syn::Item::Use(i) => &i.attrs,
-            _ => &[],
-        };
+        let attributes = attributes_of(item);
         let re_export = matches!(item, syn::Item::Use(_));
         self.add_comment(attributes, re_export);
         visit::visit_item(self, item);
