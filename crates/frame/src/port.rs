@@ -88,6 +88,12 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port. Frames that the same call appended are not delivered.
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault>;
 
+    /// Returns `true` if the last `receive` ended with a system call that found no frame. The worker then leaves the port out of
+    /// one round, unless a file of [`Port::wait_fds`] became readable.
+    fn is_drained(&self) -> bool {
+        false
+    }
+
     /// Publishes the responses for the sender, with at most one notification. The worker calls it after it
     /// delivered or dropped the frames of the last `receive` and cleared the batch.
     ///
@@ -178,6 +184,16 @@ pub trait Port: Send {
     /// A [`Fault`] ends the port.
     fn clear_events(&mut self) -> Result<(), Fault> {
         Ok(())
+    }
+
+    /// Clears the events of one file: the one at `file` in [`Port::wait_fds`].
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] ends the port.
+    fn clear_event(&mut self, file: usize) -> Result<(), Fault> {
+        let _ = file;
+        self.clear_events()
     }
 
     /// Returns the egress capabilities.

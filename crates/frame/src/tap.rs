@@ -49,6 +49,8 @@ pub struct TapPort {
     capabilities: PortCapabilities,
     /// Maximum length of a received frame in bytes.
     frame_max: usize,
+    /// The last read found no frame.
+    is_drained: bool,
     counters: Arc<PortCounters>,
     system: Arc<Counters>,
 }
@@ -67,7 +69,14 @@ impl TapPort {
     pub fn new(file: OwnedFd, offloads: TapOffloads, mtu: u16, system: Arc<Counters>) -> TapPort {
         let capabilities = capabilities(offloads, mtu);
         let frame_max = frame_max(&capabilities);
-        TapPort { file, capabilities, frame_max, counters: Arc::default(), system }
+        TapPort {
+            file,
+            capabilities,
+            frame_max,
+            is_drained: false,
+            counters: Arc::default(),
+            system,
+        }
     }
 
     /// Reads one frame into the tail of the batch.
@@ -79,7 +88,10 @@ impl TapPort {
         self.system.syscalls.add(1);
         let n = match rustix::io::read(&self.file, &mut *tail) {
             Ok(n) => n,
-            Err(errno) => return self.read_failed(errno),
+            Err(errno) => {
+                self.is_drained = errno == Errno::AGAIN;
+                return self.read_failed(errno);
+            }
         };
         let Some((header, frame)) = tail[..n].split_first_chunk_mut::<MODERN_LEN>() else {
             return Ok(TapOutcome::Dropped(DropReason::Runt));
@@ -193,6 +205,7 @@ pub fn why_not_written(errno: Errno) -> Result<DropReason, Fault> {
 impl Port for TapPort {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let mut received = Received::default();
+        self.is_drained = false;
         // The length of a frame is unknown before it is read.
         while received.work < budget
             && batch.frames_left() > 0
@@ -206,6 +219,10 @@ impl Port for TapPort {
             received.work += 1;
         }
         Ok(received)
+    }
+
+    fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     fn complete(&mut self) -> Result<(), Fault> {

@@ -34,6 +34,7 @@ struct Shared {
     from_port: VecDeque<(Vec<u8>, OffloadMeta)>,
     completed: u64,
     flushed: u64,
+    receives: u64,
     wants_room: bool,
     misbehave: bool,
     /// MTU that the next `receive` sets.
@@ -77,6 +78,7 @@ pub struct MemoryPort {
     lends: bool,
     holds_up: bool,
     level: bool,
+    is_drained: bool,
     /// Length in bytes to find room for before a frame is taken; `None` for that of the frame.
     asks_for: Option<usize>,
     capabilities: PortCapabilities,
@@ -111,6 +113,7 @@ impl MemoryPort {
             lends: false,
             holds_up: false,
             level: false,
+            is_drained: false,
             asks_for: None,
             capabilities,
             counters,
@@ -133,7 +136,7 @@ impl MemoryPort {
         self
     }
 
-    /// Makes the event stay set as long as frames wait, as that of a TAP interface does.
+    /// Makes the event stay set as long as frames wait, and the port report that none do, as a TAP interface does.
     #[must_use]
     pub fn level_triggered(mut self) -> MemoryPort {
         self.level = true;
@@ -169,6 +172,7 @@ impl Port for MemoryPort {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let link = Arc::clone(&self.link);
         let mut shared = link.lock();
+        shared.receives += 1;
         if shared.misbehave {
             return Err(Fault::misbehaved(BrokenRule));
         }
@@ -191,8 +195,13 @@ impl Port for MemoryPort {
         if frames == 0 && shared.gone {
             return Err(Fault::Gone);
         }
+        self.is_drained = self.level && shared.to_port.is_empty();
         self.outstanding += frames as u64;
         Ok(Received { frames, work: frames + usize::from(changed) })
+    }
+
+    fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
@@ -329,6 +338,11 @@ impl MemoryPeer {
     /// Returns the number of rounds that flushed this port.
     pub fn flushed(&self) -> u64 {
         self.link.lock().flushed
+    }
+
+    /// Returns the number of calls of [`Port::receive`].
+    pub fn receives(&self) -> u64 {
+        self.link.lock().receives
     }
 
     /// Returns the port's counters.

@@ -20,15 +20,32 @@ impl<C: Channel> QueueChannels<C> {
         self.rx.as_ref().unwrap_or(&self.tx)
     }
 
+    fn each(&self) -> impl Iterator<Item = &C> {
+        [&self.tx].into_iter().chain(&self.rx)
+    }
+
     /// Returns the file descriptors to wait for.
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [self.tx.as_fd()].into_iter().chain(self.rx.iter().map(AsFd::as_fd))
+        self.each().map(AsFd::as_fd)
     }
 
     /// Clears the pending events of both channels.
     pub(crate) fn clear(&self) -> Result<(), ChannelError> {
-        self.tx.clear()?;
-        self.rx.as_ref().map_or(Ok(()), |rx| rx.clear().map(drop))
+        self.each().try_for_each(|channel| channel.clear().map(drop))
+    }
+}
+
+/// Clears the pending events of one channel. `file` counts the channels of all queues, in the order of
+/// [`QueueChannels::wait_fds`].
+pub(crate) fn clear_channel<'a, C: Channel + 'a>(
+    queues: impl Iterator<Item = (&'a QueueChannels<C>, &'a RuleCounters)>,
+    file: usize,
+) -> Result<(), Fault> {
+    let mut channels =
+        queues.flat_map(|(channels, rules)| channels.each().map(move |channel| (channel, rules)));
+    match channels.nth(file) {
+        Some((channel, rules)) => channel.clear().map(drop).map_err(channel_fault(rules)),
+        None => Ok(()),
     }
 }
 
@@ -54,4 +71,62 @@ pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
         shares[number % parts].push(queue);
     }
     shares
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use ringfence_platform::EventPort;
+
+    use super::*;
+
+    /// Channel that counts how often it is cleared.
+    struct Counting {
+        file: std::fs::File,
+        cleared: Cell<u32>,
+    }
+
+    impl Counting {
+        fn new() -> Counting {
+            Counting { file: std::fs::File::open("/dev/null").unwrap(), cleared: Cell::new(0) }
+        }
+    }
+
+    impl AsFd for Counting {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.file.as_fd()
+        }
+    }
+
+    impl Channel for Counting {
+        fn port(&self) -> EventPort {
+            EventPort(1)
+        }
+
+        fn notify(&self) -> Result<(), ChannelError> {
+            Ok(())
+        }
+
+        fn clear(&self) -> Result<bool, ChannelError> {
+            self.cleared.set(self.cleared.get() + 1);
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn event_of_a_file_clears_the_channel_of_that_file_alone() {
+        let rules = RuleCounters::default();
+        let joint = QueueChannels { tx: Counting::new(), rx: None };
+        let split = QueueChannels { tx: Counting::new(), rx: Some(Counting::new()) };
+        let queues = [&joint, &split];
+        let files = queues.iter().flat_map(|queue| queue.wait_fds()).count();
+        for file in 0..=files {
+            clear_channel(queues.into_iter().map(|queue| (queue, &rules)), file).unwrap();
+            let cleared: Vec<_> =
+                queues.iter().flat_map(|queue| queue.each()).map(|c| c.cleared.take()).collect();
+            let wanted: Vec<_> = (0..files).map(|other| u32::from(other == file)).collect();
+            assert_eq!(cleared, wanted, "file {file}");
+        }
+    }
 }

@@ -76,7 +76,7 @@ use handle::{Command, CommandReceiver, WeakHandle};
 use handoff::{PeerWorkers, WorkerMailbox};
 use port_entry::PortEntry;
 
-/// Epoll token of the wake-up eventfd; the tokens of ports are their indices.
+/// Epoll token of the wake-up eventfd. Those of a port's files are its index and multiples of [`port_entry::TOKENS`].
 const WAKE: u64 = u64::MAX;
 
 pub const WORKERS_MAX: usize = 16;
@@ -316,6 +316,9 @@ impl DataplaneWorker {
 
     /// Receives frames of one port and delivers them. Returns `true` if there was work.
     fn poll_port(&mut self, index: usize) -> bool {
+        if self.ports[index].as_mut().is_some_and(PortEntry::is_left_out) {
+            return false;
+        }
         let (egress_port, room) = self.egress_room(index);
         let Some(entry) = self.ports[index].as_mut().filter(|entry| entry.fault.is_none()) else {
             return false;
@@ -331,6 +334,7 @@ impl DataplaneWorker {
         self.batch.limit(room);
         let received = entry.port.receive(&mut self.batch, budget);
         let received = entry.checked(received).unwrap_or_default();
+        entry.is_drained = entry.port.is_drained();
         if entry.fault.is_some() {
             self.batch.clear();
             return true;

@@ -37,7 +37,7 @@ use ringfence_ring::RingPages;
 use crate::commands::{VifReply, VifSettings};
 use crate::features::VifFeatures;
 pub use crate::queues::QueueChannels;
-use crate::queues::deal;
+use crate::queues::{clear_channel, deal};
 use crate::rules::RuleCounters;
 use policy::GuestPolicy;
 use queue::{BackendQueue, Shared};
@@ -307,6 +307,11 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
 
     fn clear_events(&mut self) -> Result<(), Fault> {
         self.queues.iter().try_for_each(BackendQueue::clear_events)
+    }
+
+    fn clear_event(&mut self, file: usize) -> Result<(), Fault> {
+        let queues = self.queues.iter().map(|queue| (&queue.channels, &*queue.rules));
+        clear_channel(queues, file)
     }
 
     fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {

@@ -31,7 +31,7 @@ pub(super) struct BackendQueue<G, C> {
     pub(super) rx: rx::BackendRx<G>,
     staging: StagingTable,
     pub(super) channels: QueueChannels<C>,
-    rules: Arc<RuleCounters>,
+    pub(super) rules: Arc<RuleCounters>,
 }
 
 /// Backend ends of both rings.

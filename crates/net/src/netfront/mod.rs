@@ -31,7 +31,7 @@ use ringfence_ring::RingPages;
 
 use crate::commands::{VifCommand, VifReply};
 use crate::features::VifFeatures;
-use crate::queues::{QueueChannels, deal};
+use crate::queues::{QueueChannels, clear_channel, deal};
 use crate::rules::RuleCounters;
 use crate::staging::TxStaging;
 use heads::HEAD_PAGES;
@@ -269,6 +269,11 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
 
     fn clear_events(&mut self) -> Result<(), Fault> {
         self.queues.iter().try_for_each(FrontendQueue::clear_events)
+    }
+
+    fn clear_event(&mut self, file: usize) -> Result<(), Fault> {
+        let queues = self.queues.iter().map(|queue| (&queue.channels, &*queue.rules));
+        clear_channel(queues, file)
     }
 
     fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {

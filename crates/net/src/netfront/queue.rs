@@ -21,7 +21,7 @@ pub(super) struct FrontendQueue<C> {
     pub(super) tx: tx::FrontendTx,
     rx: rx::FrontendRx,
     pub(super) channels: QueueChannels<C>,
-    rules: Arc<RuleCounters>,
+    pub(super) rules: Arc<RuleCounters>,
 }
 
 impl<C: Channel> FrontendQueue<C> {

@@ -12,7 +12,7 @@ use core::time::Duration;
 use ringfence_sys::clock::monotonic;
 use rustix::event::{Timespec, epoll};
 
-use super::port_entry::PortEntry;
+use super::port_entry::{PortEntry, TOKENS};
 use super::{DataplaneWorker, WAKE};
 
 /// Maximum number of events read in one call; the next sleep reads the others.
@@ -50,6 +50,8 @@ impl DataplaneWorker {
         self.system.wakeups.add(1);
         for entry in self.ports.iter_mut().flatten() {
             entry.throttle.expire(woke);
+            // Epoll has said nothing of it, so it is as empty as before the sleep.
+            entry.is_drained = !entry.woken && entry.port.is_drained();
         }
     }
 
@@ -80,11 +82,10 @@ impl DataplaneWorker {
             let _ = rustix::io::read(&self.commands.wake, &mut [0; 8]);
             return;
         }
-        let index = usize::try_from(token).ok();
-        let entry = index.and_then(|index| self.ports.get_mut(index)).and_then(Option::as_mut);
-        // A port with two files may have two events.
-        if let Some(entry) = entry.filter(|entry| !entry.woken && entry.fault.is_none()) {
-            entry.handle_event();
+        let Ok(token) = usize::try_from(token) else { return };
+        let entry = self.ports.get_mut(token % TOKENS).and_then(Option::as_mut);
+        if let Some(entry) = entry.filter(|entry| entry.fault.is_none()) {
+            entry.handle_event(token / TOKENS);
         }
     }
 }

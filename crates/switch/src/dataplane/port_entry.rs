@@ -16,6 +16,9 @@ use super::fairness::TimeAccount;
 use super::handle::PortId;
 use crate::forwarding::PortIndex;
 
+/// Number of tokens for the files of one number: a worker has fewer ports.
+pub(super) const TOKENS: usize = 1 << 16;
+
 /// A port, or a worker's part of a port, with its state.
 pub(super) struct PortEntry {
     pub(super) id: PortId,
@@ -28,6 +31,8 @@ pub(super) struct PortEntry {
     pub(super) account: TimeAccount,
     /// Set if an event or [`PortEntry::arm`] reported work that no round has found yet.
     pub(super) woken: bool,
+    /// Set if the last receive found no more frames by a system call.
+    pub(super) is_drained: bool,
     /// Set if the worker receives nothing from the port: its egress port has no room, or other ports have
     /// precedence by fairness.
     pub(super) paused: bool,
@@ -41,7 +46,7 @@ pub(super) struct PortEntry {
     pub(super) unflushed: bool,
     /// Fault for which the port is about to be removed. The port is not called any more.
     pub(super) fault: Option<Fault>,
-    /// Epoll token of the port's files.
+    /// Epoll token of the port's first file. That of the next one is larger by [`TOKENS`].
     token: u64,
     watched: bool,
 }
@@ -57,6 +62,7 @@ impl PortEntry {
             throttle: Throttle::default(),
             account: TimeAccount::default(),
             woken: false,
+            is_drained: false,
             paused: false,
             sole_egress: None,
             backpressure: Backpressure::default(),
@@ -86,12 +92,20 @@ impl PortEntry {
         self.throttle.worked();
     }
 
-    /// Handles an event of the port that ended a sleep.
-    pub(super) fn handle_event(&mut self) {
-        self.woken = true;
-        self.port.counters().wakeups.add(1);
-        let cleared = self.port.clear_events();
+    /// Handles an event that ended a sleep, of the port's file at `file`.
+    pub(super) fn handle_event(&mut self, file: usize) {
+        // A port with two files may have two events.
+        if !core::mem::replace(&mut self.woken, true) {
+            self.port.counters().wakeups.add(1);
+        }
+        let cleared = self.port.clear_event(file);
         self.checked(cleared);
+    }
+
+    /// Returns `true` if the port is left out of this round: the last one found it empty, and no event came since. A worker that
+    /// sleeps learns by an event when a frame arrives, and a busy one looks in its next round.
+    pub(super) fn is_left_out(&mut self) -> bool {
+        core::mem::take(&mut self.is_drained) && !self.woken
     }
 
     /// Returns the number of free slots. If there are more than before and a sender waits for them, that is
@@ -163,8 +177,8 @@ impl PortEntry {
 
     pub(super) fn watch(&mut self, epoll: &OwnedFd) -> io::Result<()> {
         self.watched = true;
-        for fd in self.port.wait_fds() {
-            epoll::add(epoll, fd, epoll::EventData::new_u64(self.token), epoll::EventFlags::IN)?;
+        for (fd, token) in self.port.wait_fds().into_iter().zip((self.token..).step_by(TOKENS)) {
+            epoll::add(epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         }
         Ok(())
     }

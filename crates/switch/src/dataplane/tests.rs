@@ -437,6 +437,39 @@ fn sender_to_stalled_port_waits_for_its_budget_only() {
 }
 
 #[test]
+fn port_that_was_drained_is_left_out_of_one_round_unless_it_is_woken() {
+    let (tap, tap_peer) = port();
+    let (other, other_peer) = port();
+    let (mut worker, _handle) = manual(vec![tap.level_triggered(), other]);
+    let round = |worker: &mut DataplaneWorker| {
+        worker.round();
+        worker.end_round();
+        (tap_peer.receives(), other_peer.receives())
+    };
+    assert_eq!(round(&mut worker), (1, 1));
+    assert_eq!(round(&mut worker), (1, 2), "it was empty");
+    // A busy worker finds the frame one round later; one that sleeps is woken by it.
+    tap_peer.send(&frame(BROADCAST, mac(1), 60), OffloadMeta::PLAIN);
+    assert_eq!(round(&mut worker), (2, 3));
+    assert_eq!(take_all(&other_peer), 1);
+    tap_peer.send(&frame(BROADCAST, mac(1), 60), OffloadMeta::PLAIN);
+    worker.sleep();
+    assert_eq!(round(&mut worker), (3, 4));
+    assert_eq!(take_all(&other_peer), 1);
+    assert_eq!(round(&mut worker), (3, 5));
+    assert_eq!(round(&mut worker), (4, 6));
+    // The event of the frame that it has received is still there.
+    worker.sleep();
+    assert_eq!(round(&mut worker), (5, 7));
+    assert_eq!(round(&mut worker), (5, 8));
+    // An event of another port does not concern it.
+    other_peer.announce();
+    worker.sleep();
+    assert_eq!(round(&mut worker), (5, 9));
+    assert_eq!(round(&mut worker), (6, 10));
+}
+
+#[test]
 fn sender_to_several_ports_does_not_wait() {
     let (mut worker, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
     for _ in 0..50 {
