@@ -28,11 +28,6 @@ impl<C: Channel> QueueChannels<C> {
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.each().map(AsFd::as_fd)
     }
-
-    /// Clears the pending events of both channels.
-    pub(crate) fn clear(&self) -> Result<(), ChannelError> {
-        self.each().try_for_each(|channel| channel.clear().map(drop))
-    }
 }
 
 /// Clears the pending events of one channel. `file` counts the channels of all queues, in the order of

@@ -306,7 +306,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.queues.iter().try_for_each(BackendQueue::clear_events)
+        (0..self.wait_fds().len()).try_for_each(|file| self.clear_event(file))
     }
 
     fn clear_event(&mut self, file: usize) -> Result<(), Fault> {

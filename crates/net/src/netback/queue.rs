@@ -160,10 +160,6 @@ impl<G: Grantee, C: Channel> BackendQueue<G, C> {
         Ok(waiting || room)
     }
 
-    pub(super) fn clear_events(&self) -> Result<(), Fault> {
-        self.channels.clear().map_err(channel_fault(&self.rules))
-    }
-
     /// Executes a command for this queue. The result is [`PortReply::Unsupported`] for a frontend's commands.
     pub(super) fn execute(&mut self, command: PortCommand) -> PortReply {
         if let PortCommand::Hash(config) = command {

@@ -268,7 +268,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.queues.iter().try_for_each(FrontendQueue::clear_events)
+        (0..self.wait_fds().len()).try_for_each(|file| self.clear_event(file))
     }
 
     fn clear_event(&mut self, file: usize) -> Result<(), Fault> {

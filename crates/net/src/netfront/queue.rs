@@ -128,8 +128,4 @@ impl<C: Channel> FrontendQueue<C> {
         let (received, room) = (self.rx.arm()?, self.tx.arm()?);
         Ok(received || room)
     }
-
-    pub(super) fn clear_events(&self) -> Result<(), Fault> {
-        self.channels.clear().map_err(channel_fault(&self.rules))
-    }
 }
