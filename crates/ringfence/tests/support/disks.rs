@@ -111,7 +111,9 @@ pub fn listens(path: &Path) -> bool {
 pub fn is_listening(path: &Path) -> bool {
     /// Flag of a socket that listens.
     const ACCEPTS: &str = "00010000";
-    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    // Abstract sockets of other programs may have any bytes as their names.
+    let sockets = fs::read("/proc/net/unix").unwrap();
+    let sockets = String::from_utf8_lossy(&sockets);
     let path = path.to_str().unwrap();
     // Number, references, protocol, flags, type, state, inode, path.
     let is_it = |words: &[&str]| words.get(3) == Some(&ACCEPTS) && words.last() == Some(&path);
