@@ -26,6 +26,8 @@ pub enum VifCommand {
     Resize(u32),
     /// Reads the levels of a frontend's grant windows; answered with [`VifReply::Levels`].
     ReadLevels,
+    /// Reads the number of a frontend's requests that its backend has not answered; answered with [`VifReply::Unanswered`].
+    ReadUnanswered,
 }
 
 /// Limits and filters that the store configures for a vif. The command sets them on the whole port, and is answered with
@@ -50,6 +52,8 @@ pub enum VifReply {
     PolicySet,
     /// [`VifCommand::Resize`] or [`VifCommand::ReadLevels`] succeeded: the levels of the queue's grant windows.
     Levels(SourceLevels),
+    /// [`VifCommand::ReadUnanswered`] succeeded: the number of TX requests without a response.
+    Unanswered(u32),
 }
 
 impl VifCommand {

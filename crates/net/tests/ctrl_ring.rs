@@ -52,7 +52,12 @@ impl Ports {
                 let taken = grefs.into_iter().filter_map(|g| table.take(g));
                 VifReply::Unstaged(taken.collect()).into()
             }
-            Some(VifCommand::SendStaged(_) | VifCommand::Resize(_) | VifCommand::ReadLevels)
+            Some(
+                VifCommand::SendStaged(_)
+                | VifCommand::Resize(_)
+                | VifCommand::ReadLevels
+                | VifCommand::ReadUnanswered,
+            )
             | None => PortReply::Unsupported,
         })
     }

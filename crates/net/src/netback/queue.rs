@@ -175,7 +175,12 @@ impl<G: Grantee, C: Channel> BackendQueue<G, C> {
                 let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
                 VifReply::Unstaged(taken.collect()).into()
             }
-            Some(VifCommand::SendStaged(_) | VifCommand::Resize(_) | VifCommand::ReadLevels)
+            Some(
+                VifCommand::SendStaged(_)
+                | VifCommand::Resize(_)
+                | VifCommand::ReadLevels
+                | VifCommand::ReadUnanswered,
+            )
             | None => PortReply::Unsupported,
         }
     }

@@ -315,6 +315,9 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
             }
             Some(VifCommand::Resize(most)) => queue.resize(most),
             Some(VifCommand::ReadLevels) => queue.levels(),
+            Some(VifCommand::ReadUnanswered) => {
+                return VifReply::Unanswered(queue.tx.unanswered()).into();
+            }
             Some(VifCommand::Stage(_) | VifCommand::Unstage(_)) | None => None,
         };
         levels.map_or(PortReply::Unsupported, |levels| VifReply::Levels(levels).into())

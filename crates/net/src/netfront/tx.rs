@@ -125,6 +125,13 @@ impl FrontendTx {
         Ok(responses as usize)
     }
 
+    /// Returns the number of requests that the backend has not answered.
+    pub(super) fn unanswered(&self) -> u32 {
+        // The next round reports a wrong index.
+        let answered = self.ring.unconsumed().unwrap_or(0);
+        (self.ring.count() - self.ring.free()).saturating_sub(answered)
+    }
+
     #[inline]
     fn take_back(&mut self, response: TxResponse) -> Result<(), Fault> {
         // An extra info has no page, and its response has no id.
