@@ -233,7 +233,8 @@ impl ForwardedPorts {
                 | FromUplink::Learned(_)
                 | FromUplink::Question(_)
                 | FromUplink::QuestionOver(_)
-                | FromUplink::Totals(_)) => {
+                | FromUplink::Totals(_)
+                | FromUplink::Drained) => {
                     self.keep(other);
                     continue;
                 }

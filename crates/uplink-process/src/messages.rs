@@ -115,6 +115,8 @@ pub enum FromUplink {
     Question(AskedAbout),
     /// The question of this number needs no answer any more.
     QuestionOver(u64),
+    /// Answer to [`UplinkOrder::Drain`](crate::orders::UplinkOrder::Drain): the last data of the guest was carried.
+    Drained,
     /// The uplink cannot continue, for this reason.
     Failed(String),
 }

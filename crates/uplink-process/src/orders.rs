@@ -47,6 +47,18 @@ pub enum UplinkOrder {
     Multicast(Vec<JoinedGroup>),
     /// Requests the totals.
     Totals,
+    /// Has the uplink carry the last data of a guest whose programs have ended; answered with [`FromUplink::Drained`]. It
+    /// takes up to [`DRAIN_MAX`](ringfence_uplink::runner::DRAIN_MAX).
+    Drain,
+}
+
+/// Work of [`Orders::serve`] that is left to its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// None: all orders that have arrived were carried out.
+    All,
+    /// The caller must drain the links, and send the answer.
+    Drain,
 }
 
 /// Objects that orders concern, besides the engine.
@@ -57,7 +69,7 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// Receives and carries out the orders that have arrived.
+    /// Receives and carries out the orders that have arrived, up to one that the caller must carry out.
     ///
     /// # Errors
     ///
@@ -66,7 +78,7 @@ impl Orders {
         &mut self,
         channel: &Channel,
         uplink: &mut Uplink,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<Served, ChannelError> {
         while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
             let answer = match order {
                 UplinkOrder::Port(order) => self.ports.carry_out(order, fds, uplink)?,
@@ -97,12 +109,13 @@ impl Orders {
                     None
                 }
                 UplinkOrder::Totals => Some(FromUplink::Totals(Box::new(self.totals.read()))),
+                UplinkOrder::Drain => return Ok(Served::Drain),
             };
             if let Some(answer) = answer {
                 channel.send_now(&answer, &[])?;
             }
         }
-        Ok(())
+        Ok(Served::All)
     }
 }
 

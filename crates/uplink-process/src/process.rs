@@ -43,7 +43,7 @@ use crate::forward::ForwardProtocol;
 use crate::forwarded_ports::{self, ForwardedPortTable};
 use crate::link::{LinkError, Made, QueueLink};
 use crate::messages::{FromUplink, UplinkRules, UplinkSockets};
-use crate::orders::{self, Orders};
+use crate::orders::{self, Orders, Served};
 use crate::recorder::{self, Queue, RecorderOfGuest};
 use crate::totals::TotalsSource;
 use ringfence_sandbox::limits::raise_descriptor_limit;
@@ -323,7 +323,14 @@ fn run<L: Port + GuestLink>(
             ended => return Ok(ended),
         }
         match orders.serve(channel, runner.uplink()) {
-            Ok(()) => {}
+            Ok(Served::All) => {}
+            Ok(Served::Drain) => {
+                if let Err(ended) = runner.drain() {
+                    return Ok(ended);
+                }
+                // A launcher that is gone, or that does not read any more, needs no answer.
+                let _ = channel.send_now(&FromUplink::Drained, &[]);
+            }
             Err(ChannelError::Closed) => return Ok(RunnerEnd::Stopped),
             Err(error) => return Err(error.into()),
         }

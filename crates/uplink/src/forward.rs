@@ -94,6 +94,11 @@ impl<T> Reused<T> {
         Some((index, self.entries.get_mut(index)?.1.take()?))
     }
 
+    /// Iterates over the values of all entries.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().filter_map(|(_, value)| value.as_ref())
+    }
+
     /// Removes all entries. Their ids stay invalid.
     pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(|(_, value)| *value = None);

@@ -54,11 +54,12 @@ pub enum RelayTarget {
 
 enum TcpRelayState {
     /// The inner socket is being connected.
-    Connecting {
-        client: Client,
-        inner: OwnedFd,
+    Connecting { client: Client, inner: OwnedFd },
+    Joined {
+        relay: Box<dyn Relay>,
+        /// Set if the guest is the client.
+        is_of_guest: bool,
     },
-    Joined(Box<dyn Relay>),
     /// Replaced in the same call.
     Changing,
 }
@@ -243,11 +244,11 @@ impl Relays {
                     }
                 }
             }
-            let TcpRelayState::Joined(relay) = &mut entry.state else { continue };
+            let TcpRelayState::Joined { relay, .. } = &mut entry.state else { continue };
             let events = core::mem::take(&mut entry.events);
             let (more, out, back) = match relay.advance(events) {
                 Progress::Ended => {
-                    if let Some(TcpRelayState::Joined(relay)) = self.remove(id) {
+                    if let Some(TcpRelayState::Joined { relay, .. }) = self.remove(id) {
                         context.host.recycle(relay);
                     }
                     continue;
@@ -262,6 +263,19 @@ impl Relays {
             }
         }
         (self.waiting.len(), refused)
+    }
+
+    /// Returns `true` if a relay may still have data of the guest: its stream has not ended, or the other end does not have
+    /// all of it.
+    pub(crate) fn have_data_of_guest(&self) -> bool {
+        self.entries.iter().any(|entry| match &entry.state {
+            TcpRelayState::Joined { relay, is_of_guest } => {
+                let (client, inner) = relay.ended_streams();
+                !(if *is_of_guest { client } else { inner })
+            }
+            TcpRelayState::Connecting { client, .. } => matches!(client, Client::OfGuest(_)),
+            TcpRelayState::Changing => false,
+        })
     }
 
     fn remove(&mut self, id: ForwardId) -> Option<TcpRelayState> {
@@ -295,7 +309,7 @@ fn connect(
             match context.host.join(id.0, file, inner) {
                 Ok(relay) => {
                     context.counters.relays_opened.add(1);
-                    entry.state = TcpRelayState::Joined(relay);
+                    entry.state = TcpRelayState::Joined { relay, is_of_guest: ends.is_none() };
                     Ok(())
                 }
                 Err((file, _)) => Err(match ends {

@@ -38,7 +38,7 @@ use rustix::io::Errno;
 use crate::engine::Uplink;
 use crate::host::RunnerFile;
 use crate::link::GuestLink;
-use crate::team::Member;
+use crate::team::{DrainRequest, Member, TeamDrain};
 
 /// Maximum of frames received from the guest in one round.
 const FRAMES_PER_ROUND: usize = 64;
@@ -53,6 +53,13 @@ const BULK_BYTES: u64 = 64 << 10;
 const LOOK_WITHIN: Duration = Duration::from_micros(5);
 /// Minimum of that time: about as long as the look itself takes.
 const LOOK_AFTER: Duration = Duration::from_micros(1);
+
+/// Time without payload after which a runner no longer waits for data of a guest that has ended.
+const DRAIN_QUIET: Duration = Duration::from_millis(500);
+/// Maximum time of a drain. Programs that wait for [`Runner::drain`] should wait a little longer.
+pub const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Interval of the looks at a link and connections that are being drained.
+const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Number of busy rounds after which the runner looks at its stop descriptor.
 const ROUNDS_PER_CHECK: u32 = 256;
@@ -81,6 +88,8 @@ pub struct Runner<L> {
     was_full: bool,
     /// Set after a round that found frames of the guest alone, and left no work.
     is_drained: bool,
+    /// Set after a round that found nothing in the link.
+    is_link_empty: bool,
 }
 
 /// Sources that a round polls.
@@ -131,6 +140,7 @@ impl<L: Port + GuestLink> Runner<L> {
             budget: FRAMES_PER_ROUND,
             was_full: false,
             is_drained: false,
+            is_link_empty: false,
         }
     }
 
@@ -151,6 +161,12 @@ impl<L: Port + GuestLink> Runner<L> {
             self.is_watched = Some(self.watch(stop, events));
         }
         loop {
+            let request = self.member.as_ref().and_then(Member::take_drain_request);
+            if let Some(request) = request
+                && let Err(ended) = self.drain_until(Some(request), None)
+            {
+                return ended;
+            }
             if let Err(ended) = self.run_until_idle(stop, events) {
                 return ended;
             }
@@ -160,6 +176,64 @@ impl<L: Port + GuestLink> Runner<L> {
                 Err(ended) => return ended,
             }
         }
+    }
+
+    /// Carries the last data of a guest whose programs have ended: the frames that wait in the link, and the rest of each
+    /// connection, until the guest's kernel has closed it. It ends earlier when no payload has moved for half a second, or
+    /// after [`DRAIN_MAX`]. The other runners of the team do the same.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the link or the host.
+    pub fn drain(&mut self) -> Result<(), RunnerEnd> {
+        let team = self.member.as_ref().map(Member::request_drain);
+        let own = self.member.as_ref().and_then(Member::take_drain_request);
+        self.drain_until(own, team)
+    }
+
+    /// Drains the link, then drops `request`, and goes on until those of the `team` are drained, too.
+    fn drain_until(
+        &mut self,
+        mut request: Option<DrainRequest>,
+        team: Option<TeamDrain>,
+    ) -> Result<(), RunnerEnd> {
+        // The worker behind a link without system calls may not have written a frame yet that it has taken.
+        let looks = if self.link.is_polled_by_calls() { 1 } else { 2 };
+        let began = self.clock.now();
+        let (mut moved, mut empty) = (began, 0);
+        loop {
+            let now = self.clock.now();
+            let carried = self.uplink.counters().bytes();
+            self.ready = Some(Sources::ALL);
+            self.run_round(now)?;
+            if self.uplink.counters().bytes() != carried {
+                moved = now;
+            }
+            empty = if self.is_link_empty { empty + 1 } else { 0 };
+            let is_over = now >= began + DRAIN_MAX || now >= moved + DRAIN_QUIET;
+            if is_over || empty >= looks && !self.uplink.has_data_of_guest() {
+                drop(request.take());
+                if is_over || team.as_ref().is_none_or(TeamDrain::is_complete) {
+                    return Ok(());
+                }
+            }
+            if self.is_link_empty {
+                self.pause()?;
+            }
+        }
+    }
+
+    /// Waits for an event of any source, for at most [`DRAIN_PAUSE`].
+    fn pause(&mut self) -> Result<(), RunnerEnd> {
+        let link = self.link.wait_fds();
+        let others = self.member.as_ref().map(Member::wait_fd);
+        let fds = [self.uplink.wait_fd()].into_iter().chain(others).chain(link);
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let until = Instant::now().checked_add(DRAIN_PAUSE);
+        wait_any(&mut fds, until).map_err(RunnerEnd::Poll)?;
+        self.link.clear_events()?;
+        self.member.iter().for_each(Member::clear);
+        Ok(())
     }
 
     /// Has the host's epoll watch the link, the stop descriptor and the other runners. Returns `false` if it does not.
@@ -283,6 +357,7 @@ impl<L: Port + GuestLink> Runner<L> {
             member.hand_over(self.uplink.take_handoffs(), &counters);
         }
         let is_read = received.work < FRAMES_PER_ROUND && (!self.was_full || self.budget == 1);
+        self.is_link_empty = ready.link && received.work == 0;
         self.is_drained = !more && events == 0 && taken == 0 && is_read;
         Ok(more || received.work > 0 || events > 0 || taken > 0)
     }

@@ -6,12 +6,15 @@
 //! ```
 //!
 //! A full queue drops items, as a network would, and counts them.
+//!
+//! When the guest's programs have ended, one runner has all of the team drain their links (`Member::request_drain`). Each drops
+//! its request when it has, and the first one waits until all are dropped.
 
 // #syscall uplink eventfd2,read,write: frames are handed to another thread
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 
 use ringfence_sys::mailbox::WakeFd;
 
@@ -27,6 +30,26 @@ pub struct Member {
     items: Receiver<Handoff>,
     wake: WakeFd,
     others: Vec<(SyncSender<Handoff>, WakeFd)>,
+    /// Requests to this runner, and senders of requests to all.
+    requests: Receiver<DrainRequest>,
+    requesters: Vec<Sender<DrainRequest>>,
+}
+
+/// Request to a runner to drain its link. It is dropped when the link is drained.
+#[derive(Clone, Debug)]
+pub(crate) struct DrainRequest {
+    _pending: Sender<()>,
+}
+
+/// Progress of a drain of all links of a team.
+#[derive(Debug)]
+pub(crate) struct TeamDrain(Receiver<()>);
+
+impl TeamDrain {
+    /// Returns `true` if all links are drained.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.try_recv() == Err(TryRecvError::Disconnected)
+    }
 }
 
 /// Creates the ends of a team of `members` runners.
@@ -42,8 +65,15 @@ pub fn team(members: usize) -> io::Result<Vec<Member>> {
         senders.push((sender, wake.clone()));
         receivers.push((items, wake));
     }
-    let member = |(items, wake)| Member { items, wake, others: senders.clone() };
-    Ok(receivers.into_iter().map(member).collect())
+    let (requesters, requested): (Vec<_>, Vec<_>) = (0..members).map(|_| channel()).unzip();
+    let member = |((items, wake), requests)| Member {
+        items,
+        wake,
+        others: senders.clone(),
+        requests,
+        requesters: requesters.clone(),
+    };
+    Ok(receivers.into_iter().zip(requested).map(member).collect())
 }
 
 impl Member {
@@ -73,6 +103,23 @@ impl Member {
     /// Takes at most `budget` items that other runners have handed over.
     pub(crate) fn take(&self, budget: usize) -> impl Iterator<Item = Handoff> + '_ {
         self.items.try_iter().take(budget)
+    }
+
+    /// Has all runners of the team drain their links, this one included.
+    pub(crate) fn request_drain(&self) -> TeamDrain {
+        let (pending, drained) = channel();
+        let request = DrainRequest { _pending: pending };
+        for (requester, (_, wake)) in self.requesters.iter().zip(&self.others) {
+            // A runner that has ended has no link.
+            let _ = requester.send(request.clone());
+            wake.wake();
+        }
+        TeamDrain(drained)
+    }
+
+    /// Takes the next request to drain this runner's link, if there is one.
+    pub(crate) fn take_drain_request(&self) -> Option<DrainRequest> {
+        self.requests.try_recv().ok()
     }
 
     /// Clears the wake-up. Must be called before [`take`](Self::take).

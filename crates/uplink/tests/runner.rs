@@ -102,6 +102,38 @@ impl GuestLink for SocketLink {
     }
 }
 
+/// Returns an engine with the link of a socket, and the guest's end of it.
+fn parts(is_polled_by_calls: bool, share: Share) -> (Uplink, SocketLink, UnixDatagram) {
+    let (socket, guest) = UnixDatagram::pair().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    guest.set_read_timeout(Some(WITHIN)).unwrap();
+    let counters = Arc::<UplinkCounters>::default();
+    let host = RealHost::new(Arc::clone(&counters)).unwrap();
+    let mut config = Config { mtu: 1500, share, ..Config::default() };
+    config.guest.own = vec![GATEWAY.into()];
+    let uplink = Uplink::new(config, Box::new(host), counters);
+    let link = SocketLink {
+        socket,
+        buffers: Vec::new(),
+        counters: Arc::default(),
+        empty_reads: Arc::default(),
+        is_polled_by_calls,
+    };
+    (uplink, link, guest)
+}
+
+/// Sends an ARP request for the gateway.
+fn send_request(guest: &UnixDatagram) {
+    let mut frame = vec![0xFF; 6];
+    frame.extend(GUEST_MAC);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(GUEST_MAC);
+    frame.extend(GUEST);
+    frame.extend([0; 6]);
+    frame.extend(GATEWAY);
+    guest.send(&frame).unwrap();
+}
+
 /// Running runner, and the guest's end of its link.
 struct Running {
     guest: UnixDatagram,
@@ -123,22 +155,9 @@ impl Running {
         member: Option<Member>,
         spin: Duration,
     ) -> Running {
-        let (socket, guest) = UnixDatagram::pair().unwrap();
-        socket.set_nonblocking(true).unwrap();
-        guest.set_read_timeout(Some(WITHIN)).unwrap();
-        let counters = Arc::<UplinkCounters>::default();
-        let host = RealHost::new(Arc::clone(&counters)).unwrap();
-        let mut config = Config { mtu: 1500, share, ..Config::default() };
-        config.guest.own = vec![GATEWAY.into()];
-        let uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
-        let empty_reads = Arc::<Counter>::default();
-        let link = SocketLink {
-            socket,
-            buffers: Vec::new(),
-            counters: Arc::default(),
-            empty_reads: Arc::clone(&empty_reads),
-            is_polled_by_calls,
-        };
+        let (uplink, link, guest) = parts(is_polled_by_calls, share);
+        let (counters, empty_reads) =
+            (Arc::clone(uplink.counters()), Arc::clone(&link.empty_reads));
         let (stop, stopped) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || {
             let mut runner = Runner::new(uplink, link, Clock::default(), spin);
@@ -152,14 +171,7 @@ impl Running {
 
     /// Sends an ARP request, and waits for the answer.
     fn exchange(&self) {
-        let mut frame = vec![0xFF; 6];
-        frame.extend(GUEST_MAC);
-        frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-        frame.extend(GUEST_MAC);
-        frame.extend(GUEST);
-        frame.extend([0; 6]);
-        frame.extend(GATEWAY);
-        self.guest.send(&frame).unwrap();
+        send_request(&self.guest);
         let mut answer = [0; 100];
         let len = self.guest.recv(&mut answer).unwrap();
         assert_eq!((len, answer[21]), (42, 2), "an ARP reply");
@@ -281,5 +293,21 @@ fn runner_that_sleeps_takes_what_another_one_hands_over() {
         for runner in runners {
             runner.end();
         }
+    }
+}
+
+#[test]
+fn drain_carries_the_frames_that_wait_in_the_link() {
+    // A datagram socket holds about ten.
+    const FRAMES: u64 = 8;
+    for is_polled_by_calls in [true, false] {
+        let (uplink, link, guest) = parts(is_polled_by_calls, Share::default());
+        let counters = Arc::clone(uplink.counters());
+        for _ in 0..FRAMES {
+            send_request(&guest);
+        }
+        let mut runner = Runner::new(uplink, link, Clock::default(), Duration::ZERO);
+        runner.drain().unwrap();
+        assert_eq!(counters.arp_answers.get(), FRAMES);
     }
 }

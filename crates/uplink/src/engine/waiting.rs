@@ -31,6 +31,12 @@ impl Uplink {
         self.host.watch_runner(file, fd, flags)
     }
 
+    /// Returns `true` if connections may still have data of the guest. After the guest's programs have ended, its kernel sends
+    /// what is left, and closes them.
+    pub(crate) fn has_data_of_guest(&self) -> bool {
+        self.tcp.has_data_of_guest() || self.relays.have_data_of_guest()
+    }
+
     /// Waits for events of the host and of the runner's files, for at most `within`; `None` is no limit. The next
     /// [`poll_host`](Self::poll_host) handles those of the host.
     ///

@@ -94,6 +94,9 @@ pub trait Relay: Send {
     /// [`Progress::More`].
     fn advance(&mut self, events: RelayEvents) -> Progress;
 
+    /// Returns `true` for the client's stream, and for the inner socket's, if it has ended and the other socket has all of it.
+    fn ended_streams(&self) -> (bool, bool);
+
     /// Closes the sockets. Returns the pipes that hold no bytes.
     fn into_pipes(self: Box<Self>) -> Vec<Pipe>;
 }

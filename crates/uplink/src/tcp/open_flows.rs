@@ -1,4 +1,4 @@
-//! Open connections of the guest when the egress policy was replaced, or the host's addresses have changed.
+//! Open connections when the egress policy was replaced, the host's addresses have changed, or the guest has ended.
 
 use core::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use ringfence_policy::gate::FirstRead;
 use rustix::io::Errno;
 
 use super::Tcp;
-use super::connection::TcpConnection;
+use super::connection::{Phase, TcpConnection};
 use crate::context::Context;
 use crate::egress::FirstBytes;
 use crate::flow::Origin;
@@ -28,6 +28,13 @@ impl Tcp {
                 self.refuse(id, Errno::HOSTUNREACH, context);
             }
         }
+    }
+
+    /// Returns `true` if an open connection may still have data of the guest: its FIN, or payload before it, has not
+    /// reached the socket.
+    pub(crate) fn has_data_of_guest(&self) -> bool {
+        let awaits = |flow: &TcpConnection| flow.phase == Phase::Open && !flow.flags.guest_fin;
+        self.flows.ids().filter_map(|id| self.flows.get(id)).any(awaits)
     }
 }
 

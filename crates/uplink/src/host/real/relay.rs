@@ -278,6 +278,10 @@ impl Relay for Spliced {
         }
     }
 
+    fn ended_streams(&self) -> (bool, bool) {
+        (self.out.is_shut, self.back.is_shut)
+    }
+
     fn into_pipes(self: Box<Self>) -> Vec<Pipe> {
         self.counters.syscalls.add(2);
         let directions = [self.out, self.back].into_iter();
