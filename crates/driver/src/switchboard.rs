@@ -362,6 +362,8 @@ pub enum FromFrontend {
     Levels(FrontendLevels),
     /// Answer to [`ToFrontend::Traffic`]: counters that are not zero.
     Traffic(BTreeMap<String, u64>),
+    /// Answer to [`ToFrontend::Drain`]: the driver domain has the last frames of the guest.
+    Drained,
     /// State of the hypervisor of now, after each change. Only a card process reports it.
     Machine(MachineState),
 }
@@ -373,6 +375,9 @@ pub enum ToFrontend {
     Levels,
     /// Requests the counters of the guest's end.
     Traffic,
+    /// Has the frontend carry the last frames of a guest whose programs have ended; answered with
+    /// [`FromFrontend::Drained`].
+    Drain,
 }
 
 /// Levels of the memory that a guest lends.

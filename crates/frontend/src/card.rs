@@ -87,6 +87,7 @@ fn run(channel: &Channel) -> Result<(), CardError> {
                 kind: DomainKind::Card,
                 hub: other,
                 guest: vec![card.listener.as_raw_fd()],
+                waiting: Vec::new(),
                 ports: Box::new(move |counters| Ok(vec![card.into_port(counters)?])),
                 disks: Vec::new(),
                 is_verbose: config.verbose,
@@ -156,8 +157,8 @@ fn serve_tap(
             Ok(Some((ToFrontend::Traffic, _))) => {
                 channel.send(&FromFrontend::Traffic(process::traffic(&traffic)), &[])?;
             }
-            // A patch lends no memory.
-            Ok(Some((ToFrontend::Levels, _)) | None) => {}
+            // A patch lends no memory, and a machine that has ended sends nothing.
+            Ok(Some((ToFrontend::Levels | ToFrontend::Drain, _)) | None) => {}
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         }

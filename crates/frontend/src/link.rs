@@ -130,6 +130,21 @@ impl<P: Platform> Link<P> {
         })
     }
 
+    /// Returns the number of TX requests that the backend has not answered, over all queues. Every frame that a worker has read
+    /// is either in a request or was dropped.
+    pub fn unanswered(&mut self) -> u32 {
+        let device = *self.vif.device();
+        let queues = (0u16..).take(self.vif.queues());
+        let unanswered = queues.map(|queue| {
+            let reply = self.vif_port.execute(&device, queue, VifCommand::ReadUnanswered.into());
+            match reply.and_then(VifReply::of) {
+                Some(VifReply::Unanswered(number)) => number,
+                _ => 0,
+            }
+        });
+        unanswered.sum()
+    }
+
     /// Has each queue execute the command, and returns the levels of those with windows.
     fn levels_after(&mut self, command: impl Fn() -> VifCommand) -> Vec<(u16, SourceLevels)> {
         let device = *self.vif.device();

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringfence_access::window::Revocation;
 use ringfence_block::blkfront::BlkfrontOptions;
@@ -27,6 +27,7 @@ use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};
 use ringfence_platform::{Counters, DomId, Platform, PlatformError};
 use ringfence_sys::numbers::{bounded, u64_from, usize_from};
+use ringfence_sys::poll::wait_readable;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
@@ -40,6 +41,7 @@ use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::pressure::{PressureMonitor, Share};
 
 use crate::disks::{self, DiskError, DiskRequest, Disks};
+use crate::drain::{self, Drain};
 use crate::link::{Link, LinkError, LinkEvent};
 
 /// Errors that end a frontend.
@@ -75,6 +77,8 @@ pub(crate) struct FrontendParts<'a> {
     pub(crate) hub: OwnedFd,
     /// Descriptors of the guest's end.
     pub(crate) guest: Vec<RawFd>,
+    /// Files that are readable while frames of the guest wait.
+    pub(crate) waiting: Vec<OwnedFd>,
     /// Makes the ports of the guest's end, once the process is isolated. System calls are counted there.
     pub(crate) ports: MakePorts<'a>,
     /// Sockets of the disks' exports.
@@ -113,11 +117,13 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     if taps.len() < queues {
         return Err(ChannelError::Descriptors { expected: queues, found: taps.len() }.into());
     }
+    let waiting = taps.iter().map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>()?;
     let (offloads, mtu) = (TapOffloads(config.offloads), config.mtu);
     let parts = FrontendParts {
         kind: DomainKind::Frontend,
         hub,
         guest: taps.iter().map(AsRawFd::as_raw_fd).collect(),
+        waiting,
         ports: Box::new(move |counters| {
             let port = |tap| {
                 let port = TapPort::new(tap, offloads, mtu, Arc::clone(counters));
@@ -154,6 +160,7 @@ pub(crate) fn serve(
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(parts.guest);
+    expected.extend(parts.waiting.iter().map(AsRawFd::as_raw_fd));
     expected.extend(vif.iter().flat_map(VifFrontend::descriptors));
     expected.extend(monitor.descriptors());
     expected.extend(disks.descriptors());
@@ -167,7 +174,7 @@ pub(crate) fn serve(
     isolation.lock()?;
     locked()?;
     let frontend = Frontend::start(platform, vif, guest, disks)?;
-    Frontend { monitor, window_pages, ..frontend }.serve(channel)
+    Frontend { waiting: parts.waiting, monitor, window_pages, ..frontend }.serve(channel)
 }
 
 /// Creates the frontend of the vif and allocates its memory.
@@ -268,6 +275,10 @@ struct Frontend {
     disks: Disks<LocalPlatform>,
     /// Counters of the ports at the guest's end.
     counters: Vec<Arc<PortCounters>>,
+    /// Files that are readable while frames of the guest wait.
+    waiting: Vec<OwnedFd>,
+    /// Drain that the launcher has ordered.
+    drain: Option<Drain>,
     was_up: bool,
     /// Without triggers if the frontend has neither disks nor grant windows.
     monitor: PressureMonitor,
@@ -289,7 +300,8 @@ impl Frontend {
             None => Network::None(platform),
         };
         let monitor = PressureMonitor::without_triggers();
-        Ok(Frontend { network, disks, counters, was_up: false, monitor, window_pages: 0 })
+        let (waiting, drain, was_up, window_pages) = (Vec::new(), None, false, 0);
+        Ok(Frontend { network, disks, counters, waiting, drain, was_up, monitor, window_pages })
     }
 
     /// Serves until the launcher closes the channel.
@@ -299,8 +311,11 @@ impl Frontend {
             let mut more = self.disks.look(self.network.platform())?;
             self.report(channel)?;
             // A request may have read store events, for which no poll returns any more.
-            more |= self.drain(channel)?;
-            let until = more.then(Instant::now);
+            more |= self.handle_events(channel)?;
+            self.advance_drain(channel)?;
+            let now = Instant::now();
+            let next_look = self.drain.as_ref().map(|_| now + drain::INTERVAL);
+            let until = if more { Some(now) } else { next_look };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
             fds.extend(self.network.link().into_iter().flat_map(Link::wait_fds));
             let disks = self.disks.wait_fds();
@@ -333,10 +348,39 @@ impl Frontend {
                 channel.send(&FromFrontend::Levels(levels), &[])?;
                 Ok(true)
             }
+            Ok(Some((ToFrontend::Drain, _))) => {
+                self.drain = Some(Drain::begin(self.frames(), Instant::now()));
+                Ok(true)
+            }
             Ok(None) => Ok(true),
             Err(ChannelError::Closed) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Returns the number of frames that were read from the guest.
+    fn frames(&self) -> u64 {
+        self.counters.iter().map(|counters| counters.rx_frames.get()).sum()
+    }
+
+    /// Looks for frames of a guest that has ended, and tells the launcher when there are none.
+    fn advance_drain(&mut self, channel: &Channel) -> Result<(), Failure> {
+        if self.drain.is_none() {
+            return Ok(());
+        }
+        let mut is_empty = true;
+        if let Some(link) = self.network.link_mut().filter(|link| link.is_up()) {
+            for file in &self.waiting {
+                is_empty &= !wait_readable(file, Some(Duration::ZERO))?;
+            }
+            // In this order: a frame that was read meanwhile is in a request.
+            is_empty &= link.unanswered() == 0;
+        }
+        let frames = self.frames();
+        if self.drain.take_if(|drain| drain.look(is_empty, frames, Instant::now())).is_some() {
+            channel.send(&FromFrontend::Drained, &[])?;
+        }
+        Ok(())
     }
 
     /// Shrinks or grows the pools of lent pages.
@@ -348,7 +392,7 @@ impl Frontend {
     }
 
     /// Handles pending events. Returns `true` if there was one.
-    fn drain(&mut self, channel: &Channel) -> Result<bool, Failure> {
+    fn handle_events(&mut self, channel: &Channel) -> Result<bool, Failure> {
         let mut any = false;
         let Some(link) = self.network.link_mut() else { return Ok(false) };
         for _ in 0..64 {

@@ -9,10 +9,12 @@
 //!
 //! It ends with the namespace, the command or the uplink, or by a signal. It handles no packet.
 
+mod waiting;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use ringfence_sandbox::channel::Channel;
@@ -22,8 +24,7 @@ use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
 use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
 use ringfence_sys::namespaces;
 use ringfence_sys::numbers::usize_from;
-use ringfence_sys::poll::{wait_any, wait_hung_up};
-use rustix::event::{PollFd, PollFlags};
+use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
 
 use super::api::{ApiServer, PortServer};
@@ -51,13 +52,20 @@ use ringfence_hostnet::text::{because, last_line, printable};
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forwarded_ports::ForwardedPorts;
 use ringfence_uplink_process::link::LinkOrder;
-use ringfence_uplink_process::multicast::Memberships;
 use ringfence_uplink_process::{FromUplink, UplinkConfig};
 
 /// Time limit for the process in the namespace, and for the uplink.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a namespace is checked that cannot be watched.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Ends of a session, with the exit status.
+enum SessionEnd {
+    /// The command has ended, or the namespace is gone.
+    Guest(u8),
+    /// A signal, the program that waits, or the client of a machine's socket has ended it.
+    Other(u8),
+}
 
 /// A guest with a running uplink.
 pub(crate) struct Session {
@@ -178,6 +186,9 @@ impl Session {
     /// Waits for the end. Returns the exit status.
     pub(crate) fn wait(mut self) -> u8 {
         let ended = self.wait_for_end();
+        if matches!(ended, Ok(SessionEnd::Guest(_))) {
+            self.carry_last_data();
+        }
         while self.ports.has_messages() {
             self.egress.take(|| self.ports.take_message());
         }
@@ -188,7 +199,7 @@ impl Session {
             self.messages.summary(format_args!("egress: {totals}"));
         }
         match ended {
-            Ok(status) => status,
+            Ok(SessionEnd::Guest(status) | SessionEnd::Other(status)) => status,
             Err(error) => {
                 self.messages.problem(causes(&error));
                 crate::program::STATUS_FAILED
@@ -196,7 +207,7 @@ impl Session {
         }
     }
 
-    fn wait_for_end(&mut self) -> anyhow::Result<u8> {
+    fn wait_for_end(&mut self) -> anyhow::Result<SessionEnd> {
         loop {
             if let Some(arrived) = self.signals.next()? {
                 // Signals of the terminal's keys reach the command itself.
@@ -205,24 +216,25 @@ impl Session {
                     let is_asked =
                         arrived.number == Signal::TERM.as_raw() && self.command.is_none();
                     let ending = Ending::Killed(arrived.number);
-                    return Ok(if is_asked { 0 } else { ending.exit_status() });
+                    let status = if is_asked { 0 } else { ending.exit_status() };
+                    return Ok(SessionEnd::Other(status));
                 }
                 continue;
             }
             if let Some(status) = self.command_ended()? {
-                return Ok(status);
+                return Ok(SessionEnd::Guest(status));
             }
             if self.watch.as_ref().is_some_and(Watch::is_over) {
                 self.messages.step("the namespace is gone");
-                return Ok(0);
+                return Ok(SessionEnd::Guest(0));
             }
             let is_stopped = |fd| wait_hung_up(fd, Duration::ZERO).unwrap_or(true);
             if self.stop.as_ref().is_some_and(is_stopped) {
-                return Ok(0);
+                return Ok(SessionEnd::Other(0));
             }
             if self.check_uplink()? {
                 self.messages.step("the client of the socket is gone");
-                return Ok(0);
+                return Ok(SessionEnd::Other(0));
             }
             if let Some(greeting) = &self.greeting
                 && greeting.answer().context("the socket of the machine")?
@@ -347,41 +359,6 @@ impl Session {
             }
         }
         Ok(false)
-    }
-
-    fn sleep(&self) -> anyhow::Result<()> {
-        let mut fds = vec![
-            PollFd::new(&self.signals, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.uplink.events(), PollFlags::IN),
-            PollFd::new(self.uplink.channel(), PollFlags::IN),
-        ];
-        fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
-        fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
-        fds.extend(self.status.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let live_policy = self.live_policy.iter().flat_map(LivePolicy::fds);
-        let asked = live_policy.chain(self.questions.fds());
-        fds.extend(asked.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
-        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
-        fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let watched = self.watch.as_ref().map(Watch::fd);
-        fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let memberships = self.network.memberships.as_ref();
-        fds.extend(memberships.map(|own| PollFd::new(own, PollFlags::IN)));
-        // A file may vanish without an event, on an overlay file system for instance.
-        let is_file = matches!(self.watch, Some(Watch::File { .. }));
-        let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
-        let port_server = self.port_server.iter().flat_map(PortServer::fds);
-        fds.extend(port_server.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let server = self.port_server.as_ref().and_then(PortServer::deadline);
-        let auto = self.auto.as_ref().map(Auto::deadline);
-        let rejoins = memberships.and_then(Memberships::deadline);
-        let status = self.status.deadline();
-        let asked = self.questions.deadline();
-        let deadline = [check, server, auto, rejoins, status, asked].into_iter().flatten().min();
-        wait_any(&mut fds, deadline)?;
-        Ok(())
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) struct GuestParts {
 /// processes.
 pub(super) struct GuestProcesses<'a> {
     pub(super) reporter: Reporter,
-    signals: &'a Signals,
+    pub(super) signals: &'a Signals,
     pub(super) presence: Presence<'a>,
     pub(super) options: &'a Options,
     driver: Option<DriverDomain>,
@@ -250,6 +250,9 @@ impl<'a> GuestProcesses<'a> {
         loop {
             let event = self.next(None);
             if let Err(outcome) = self.handle(GuestPhase::Running, event) {
+                if outcome.ending.is_some() {
+                    self.carry_last_data();
+                }
                 self.finish_records();
                 return outcome;
             }
@@ -370,7 +373,7 @@ impl<'a> GuestProcesses<'a> {
         }
     }
 
-    fn look_at_frontend(&mut self) -> Option<ProcessEvent> {
+    pub(super) fn look_at_frontend(&mut self) -> Option<ProcessEvent> {
         let frontend = self.frontend.running_mut()?;
         if let Some((message, _)) = frontend.domain.report() {
             return Some(ProcessEvent::Frontend(message));
@@ -382,7 +385,7 @@ impl<'a> GuestProcesses<'a> {
         None
     }
 
-    fn look_at_uplink(&mut self) -> Option<ProcessEvent> {
+    pub(super) fn look_at_uplink(&mut self) -> Option<ProcessEvent> {
         let RunningProcess { domain, state } = self.uplink.running_mut()?;
         let next = || domain.report().map(|(message, _)| message);
         let message = state.egress.take(next);

@@ -27,6 +27,7 @@ mod filter;
 mod guest_processes;
 mod host_names;
 mod inherited;
+mod last_data;
 mod messages;
 pub(crate) mod options;
 mod presence;

@@ -156,7 +156,7 @@ impl DeviceReport for FromFrontend {
             FromFrontend::Down(why) | FromFrontend::Failed(why) => Report::Failed(why),
             FromFrontend::Machine(state) => Report::Machine(state),
             FromFrontend::Traffic(traffic) => Report::Traffic(traffic),
-            levels @ FromFrontend::Levels(_) => Report::Own(levels),
+            answer @ (FromFrontend::Levels(_) | FromFrontend::Drained) => Report::Own(answer),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+mod last_data;
 mod multicast;
 mod names;
 mod networks;
