@@ -11,7 +11,10 @@ pub(super) fn fmt(context: &Context) -> anyhow::Result<Ended> {
 }
 
 pub(super) fn tidy(context: &Context) -> anyhow::Result<Ended> {
-    let findings = tidy::check(&context.root)?;
+    // The parser keeps all that it has read until its thread ends: hundreds of megabytes, which the tests may need.
+    let root = &context.root;
+    let check = std::thread::scope(|scope| scope.spawn(|| tidy::check(root)).join());
+    let findings = check.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     print!("{}", tidy::describe(&findings));
     Ok(outcome_of(findings.is_empty(), &count(findings.len(), "finding")))
 }
