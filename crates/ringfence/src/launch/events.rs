@@ -10,7 +10,7 @@ use super::clients::ClientEvent;
 use super::guest_processes::{GuestProcesses, Outcome};
 use crate::commands::Reply;
 use ringfence_driver::switchboard::{FromDriver, FromFrontend};
-use ringfence_guest::{FromGuest, ToGuest};
+use ringfence_guest::FromGuest;
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::signals::ReceivedSignal;
 use ringfence_sandbox::spawn::Ended;
@@ -133,7 +133,7 @@ impl GuestProcesses<'_> {
         if arrived.number == Signal::TTOU.as_raw() {
             return Ok(());
         }
-        self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
+        self.pass_or_note(arrived.number)
     }
 
     /// Reports a problem with the reason that another process gives.

@@ -130,6 +130,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) clients: Option<Clients>,
     /// Terminal of the command, if the user has one.
     pub(super) terminal: Option<CommandTerminal>,
+    /// Set if a signal came when the guest's init had ended, and the launcher did not know that yet.
+    pub(super) has_late_signal: bool,
     /// Cgroup of the guest. It is dropped last, when the guest's processes have ended.
     pub(super) cgroup: OwnCgroup,
 }
@@ -171,6 +173,7 @@ impl<'a> GuestProcesses<'a> {
             uplink: GuestProcess::plan(uplink),
             clients: None,
             terminal: None,
+            has_late_signal: false,
             cgroup,
         }
     }
@@ -236,12 +239,22 @@ impl<'a> GuestProcesses<'a> {
         order: &ToGuest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), Outcome> {
+        // The guest's end is reported soon, with the reason.
+        self.try_send_to_guest(order, fds).map(drop)
+    }
+
+    /// Sends an order to the guest's init. Returns `false` if init has ended.
+    pub(super) fn try_send_to_guest(
+        &self,
+        order: &ToGuest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<bool, Outcome> {
         let Some(guest) = self.guest.channel() else {
             return Err(Outcome::failed("there is no guest"));
         };
         match guest.send(order, fds) {
-            // The guest's end is reported soon, with the reason.
-            Ok(()) | Err(ChannelError::Closed) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(ChannelError::Closed) => Ok(false),
             Err(error) => Err(Outcome::failed(format!("the guest: {error}"))),
         }
     }

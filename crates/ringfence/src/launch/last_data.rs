@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use ringfence_driver::switchboard::{FromFrontend, ToFrontend};
+use ringfence_guest::ToGuest;
 use ringfence_sys::poll::wait_any;
 use ringfence_uplink::runner::DRAIN_MAX;
 use ringfence_uplink_process::FromUplink;
@@ -16,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
 use super::events::ProcessEvent;
-use super::guest_processes::GuestProcesses;
+use super::guest_processes::{GuestProcesses, Outcome};
 
 /// Maximum time that the processes may need for their answers, beyond that of a drain.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -24,6 +25,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 impl GuestProcesses<'_> {
     /// Waits until the frontend and the uplink have carried the guest's last data.
     pub(super) fn carry_last_data(&mut self) {
+        if let Some(terminal) = &mut self.terminal {
+            terminal.release_keys(self.signals);
+        }
         let is_sent = |sent: Result<(), _>| sent.is_ok();
         let frontend = self.frontend.channel().map(|to| to.send_now(&ToFrontend::Drain, &[]));
         let uplink = self.uplink.channel().map(|to| to.send_now(&UplinkOrder::Drain, &[]));
@@ -52,12 +56,18 @@ impl GuestProcesses<'_> {
         }
     }
 
+    /// Passes a signal on to the command. One that init does not get any more is for this program.
+    pub(super) fn pass_or_note(&mut self, number: i32) -> Result<(), Outcome> {
+        let is_passed = self.try_send_to_guest(&ToGuest::Signal(number), &[])?;
+        self.has_late_signal |= !is_passed && asks_to_end(number);
+        Ok(())
+    }
+
     /// Returns `true` if a signal asks this program to end.
     fn is_interrupted(&mut self) -> bool {
-        let asks = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].map(Signal::as_raw);
-        let mut is_interrupted = false;
+        let mut is_interrupted = self.has_late_signal;
         while let Ok(Some(arrived)) = self.signals.next() {
-            is_interrupted |= asks.contains(&arrived.number);
+            is_interrupted |= asks_to_end(arrived.number);
         }
         is_interrupted
     }
@@ -69,4 +79,8 @@ impl GuestProcesses<'_> {
         fds.extend(channels.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         wait_any(&mut fds, Some(until)).map(drop)
     }
+}
+
+fn asks_to_end(signal: i32) -> bool {
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].map(Signal::as_raw).contains(&signal)
 }

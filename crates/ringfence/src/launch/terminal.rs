@@ -229,15 +229,22 @@ impl CommandTerminal {
         }
     }
 
+    /// Copies the command's last output, and has the user's keys make signals again. The command and init have ended.
+    pub(super) fn release_keys(&mut self, signals: &Signals) {
+        if let Connection::Relay(relay) = &mut self.connection {
+            relay.end_dialog();
+            relay.drain(signals);
+            relay.detach();
+        }
+    }
+
     /// Returns the terminal to the user's shell, after all processes of the guest have ended. `ending` is the command's,
     /// if it ended first.
     pub(super) fn finish(mut self, ending: Option<Ending>, signals: &Signals) {
+        self.release_keys(signals);
         match &mut self.connection {
             Connection::Planned(_) => {}
             Connection::Relay(relay) => {
-                relay.end_dialog();
-                relay.drain(signals);
-                relay.detach();
                 let key = relay.take_key();
                 if let Some(signal) = key
                     && ending == Some(Ending::Killed(signal.as_raw()))
