@@ -362,6 +362,8 @@ pub enum FromFrontend {
     Levels(FrontendLevels),
     /// Answer to [`ToFrontend::Traffic`]: counters that are not zero.
     Traffic(BTreeMap<String, u64>),
+    /// Answer to [`ToFrontend::AwaitSize`]: new connections to the disk have the size.
+    HasSize { disk: u16 },
     /// Answer to [`ToFrontend::Drain`]: the driver domain has the last frames of the guest.
     Drained,
     /// State of the hypervisor of now, after each change. Only a card process reports it.
@@ -375,6 +377,8 @@ pub enum ToFrontend {
     Levels,
     /// Requests the counters of the guest's end.
     Traffic,
+    /// Asks for a message when a disk has at least this size; answered with [`FromFrontend::HasSize`].
+    AwaitSize { disk: u16, bytes: u64 },
     /// Has the frontend carry the last frames of a guest whose programs have ended; answered with
     /// [`FromFrontend::Drained`].
     Drain,

@@ -157,8 +157,12 @@ fn serve_tap(
             Ok(Some((ToFrontend::Traffic, _))) => {
                 channel.send(&FromFrontend::Traffic(process::traffic(&traffic)), &[])?;
             }
-            // A patch lends no memory, and a machine that has ended sends nothing.
-            Ok(Some((ToFrontend::Levels | ToFrontend::Drain, _)) | None) => {}
+            // A patch lends no memory and has no disk, and a machine that has ended sends nothing.
+            Ok(Some((
+                ToFrontend::Levels | ToFrontend::AwaitSize { .. } | ToFrontend::Drain,
+                _,
+            )))
+            | Ok(None) => {}
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         }

@@ -148,6 +148,12 @@ impl<P: Platform> Disks<P> {
         Ok(())
     }
 
+    /// Returns the size of a disk in bytes, as its next connection has it. `None` if it is no disk, or was never connected.
+    pub(crate) fn bytes(&self, number: u16) -> Option<u64> {
+        let disk = self.list.get(usize::from(number))?.vbd.disk()?;
+        Some(disk.geometry().bytes)
+    }
+
     /// Returns `true` if every disk is exported.
     pub(crate) fn are_up(&self) -> bool {
         self.list.iter().all(|served| served.export.is_some())

@@ -277,6 +277,8 @@ struct Frontend {
     counters: Vec<Arc<PortCounters>>,
     /// Files that are readable while frames of the guest wait.
     waiting: Vec<OwnedFd>,
+    /// Disks with the sizes that the launcher awaits.
+    awaited: Vec<(u16, u64)>,
     /// Drain that the launcher has ordered.
     drain: Option<Drain>,
     was_up: bool,
@@ -300,8 +302,17 @@ impl Frontend {
             None => Network::None(platform),
         };
         let monitor = PressureMonitor::without_triggers();
-        let (waiting, drain, was_up, window_pages) = (Vec::new(), None, false, 0);
-        Ok(Frontend { network, disks, counters, waiting, drain, was_up, monitor, window_pages })
+        Ok(Frontend {
+            network,
+            disks,
+            counters,
+            waiting: Vec::new(),
+            awaited: Vec::new(),
+            drain: None,
+            was_up: false,
+            monitor,
+            window_pages: 0,
+        })
     }
 
     /// Serves until the launcher closes the channel.
@@ -310,6 +321,7 @@ impl Frontend {
             self.network.link_mut().map_or(Ok(()), Link::look)?;
             let mut more = self.disks.look(self.network.platform())?;
             self.report(channel)?;
+            self.report_sizes(channel)?;
             // A request may have read store events, for which no poll returns any more.
             more |= self.handle_events(channel)?;
             self.advance_drain(channel)?;
@@ -348,6 +360,10 @@ impl Frontend {
                 channel.send(&FromFrontend::Levels(levels), &[])?;
                 Ok(true)
             }
+            Ok(Some((ToFrontend::AwaitSize { disk, bytes }, _))) => {
+                self.awaited.push((disk, bytes));
+                Ok(true)
+            }
             Ok(Some((ToFrontend::Drain, _))) => {
                 self.drain = Some(Drain::begin(self.frames(), Instant::now()));
                 Ok(true)
@@ -356,6 +372,18 @@ impl Frontend {
             Err(ChannelError::Closed) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Tells the launcher which disks have the sizes that it awaits. A disk that does not exist has any size.
+    fn report_sizes(&mut self, channel: &Channel) -> Result<(), Failure> {
+        let disks = &self.disks;
+        let has = |&mut (disk, bytes): &mut (u16, u64)| {
+            disks.bytes(disk).is_none_or(|found| found >= bytes)
+        };
+        for (disk, _) in self.awaited.extract_if(.., has) {
+            channel.send(&FromFrontend::HasSize { disk }, &[])?;
+        }
+        Ok(())
     }
 
     /// Returns the number of frames that were read from the guest.

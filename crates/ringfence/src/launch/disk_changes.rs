@@ -11,6 +11,8 @@
 //!   DiskChanged <──────────────
 //! ```
 //!
+//! A change of the size is answered when the frontend has seen it (`HasSize`): the guest's next connection has the new size.
+//!
 //! The disk's own files stay locked for the whole change: the launcher has the descriptors whose locks keep writers out,
 //! and gives them up when the overlay has locked the same files for reading.
 
@@ -22,7 +24,7 @@ use ringfence_block::storage::file::{
     FileKind, check_growth, enlarge, give_up_writing, grown, measure,
 };
 use ringfence_block::storage::qcow2::{BackingLocks, ChainFacts, MemberFormat};
-use ringfence_driver::switchboard::ToDriver;
+use ringfence_driver::switchboard::{ToDriver, ToFrontend};
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::descriptors::Descriptors;
@@ -121,6 +123,12 @@ impl GuestProcesses<'_> {
             (Some(why), _) => failed(printable(&why)),
             (None, Change::Resize { bytes }) => {
                 served.facts.bytes = bytes;
+                let order = ToFrontend::AwaitSize { disk: number, bytes };
+                let frontend = self.frontend.channel();
+                if frontend.is_some_and(|frontend| frontend.send_now(&order, &[]).is_ok()) {
+                    served.resizing.push((client, bytes));
+                    return;
+                }
                 Reply::DiskChanged { bytes }
             }
             (None, Change::Snapshot { overlay, below, facts }) => {
@@ -138,6 +146,16 @@ impl GuestProcesses<'_> {
                 .problem(format_args!("disk {number}: its backing file is not locked: {why}"));
         }
         self.reply(client, &reply);
+    }
+}
+
+impl GuestProcesses<'_> {
+    /// Answers the clients that changed the size of a disk, once a new connection of the guest has that size.
+    pub(super) fn disk_has_size(&mut self, number: u16) {
+        let Some(Storage::File(served)) = self.disks.storage_mut(number) else { return };
+        for (client, bytes) in std::mem::take(&mut served.resizing) {
+            self.reply(client, &Reply::DiskChanged { bytes });
+        }
     }
 }
 
@@ -217,7 +235,8 @@ mod tests {
             options,
         };
         let files = vec![std::fs::File::open(path).unwrap().into()];
-        ServedFile { text: String::new(), files, facts, kind: FileKind::Regular, pending: None }
+        let (text, kind, pending, resizing) = (String::new(), FileKind::Regular, None, Vec::new());
+        ServedFile { text, files, facts, kind, pending, resizing }
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl GuestProcesses<'_> {
             }
 
             (Frontend(FromFrontend::Levels(levels)), Running) => self.levels_came(levels),
+            (Frontend(FromFrontend::HasSize { disk }), Running) => self.disk_has_size(disk),
             (Frontend(FromFrontend::Up { .. }), _) => {
                 self.reporter.step("the guest's network is up");
             }

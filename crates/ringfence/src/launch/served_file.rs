@@ -29,6 +29,8 @@ pub(crate) struct ServedFile {
     pub(crate) kind: FileKind,
     /// Change that the driver domain has not answered.
     pub(crate) pending: Option<PendingChange>,
+    /// Clients whose change of the size the frontend has not seen yet, with the size.
+    pub(crate) resizing: Vec<(ClientId, u64)>,
 }
 
 impl Storage {
@@ -56,7 +58,14 @@ impl Storage {
         let (options, text) = (options.clone(), place.to_string());
         let facts = ServedFacts { path, format, any_folder, bytes, sector_size, options };
         let files = files.iter().take(count).map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
-        Ok(Storage::File(ServedFile { text, files, facts, kind, pending: None }))
+        Ok(Storage::File(ServedFile {
+            text,
+            files,
+            facts,
+            kind,
+            pending: None,
+            resizing: Vec::new(),
+        }))
     }
 }
 

@@ -156,7 +156,9 @@ impl DeviceReport for FromFrontend {
             FromFrontend::Down(why) | FromFrontend::Failed(why) => Report::Failed(why),
             FromFrontend::Machine(state) => Report::Machine(state),
             FromFrontend::Traffic(traffic) => Report::Traffic(traffic),
-            answer @ (FromFrontend::Levels(_) | FromFrontend::Drained) => Report::Own(answer),
+            answer @ (FromFrontend::Levels(_)
+            | FromFrontend::HasSize { .. }
+            | FromFrontend::Drained) => Report::Own(answer),
         }
     }
 }
