@@ -329,7 +329,7 @@ fn removed_device_is_forgotten_and_its_file_unlocked() {
     wait_until("nothing is mapped", || {
         let path = lab.status().daemon.path;
         // A counter that is zero is not there.
-        path.get("grant_maps").is_some() && path.get("grant_maps") == path.get("grant_unmaps")
+        path.contains_key("grant_maps") && path.get("grant_maps") == path.get("grant_unmaps")
     });
     let options = ringfence_block::storage::file::FileOptions::default();
     wait_until("its last write is over", || locked() == [false; 4]);
