@@ -15,7 +15,7 @@ use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
 use ringfence_hostnet::netlink::{LinkChange, Netlink};
 
-/// Ethernet address of a bridge's ports. It is the highest one, so that no bridge adopts it.
+/// Ethernet address of TAPs, as of xen-netback's interfaces. It is the highest one, so that no bridge adopts it.
 const PORT_MAC: [u8; 6] = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];
 
 /// Reasons for which an interface cannot be created.
@@ -56,7 +56,7 @@ fn number_of<T: core::str::FromStr>(interface: &str, file: &str) -> Option<T> {
     text.trim_end().parse().ok()
 }
 
-/// Creates the TAP `name` as a port of `bridge`, or opens the persistent one of that name. Returns a file
+/// Creates the TAP `name`, as a port of `bridge` if there is one, or opens the persistent one of that name. Returns a file
 /// for each queue. A TAP that existed before may have fewer queues than requested.
 pub(super) fn make_tap(
     name: &str,
@@ -70,11 +70,8 @@ pub(super) fn make_tap(
     let taps = Tap::take_up_queues(name, queues)?;
     let index = netlink.index_of(name).map_err(link("its number"))?;
     // Separate requests: an old kernel that refuses one of them still does the others.
-    let settings = LinkChange {
-        mac: bridge.map(|_| PORT_MAC),
-        mtu: Some(mtu.into()),
-        ..LinkChange::default()
-    };
+    let settings =
+        LinkChange { mac: Some(PORT_MAC), mtu: Some(mtu.into()), ..LinkChange::default() };
     netlink.change_link(index, &settings).map_err(link("address and MTU"))?;
     if bridge.is_some() {
         let port = LinkChange { bridge, ..LinkChange::default() };

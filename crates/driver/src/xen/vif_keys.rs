@@ -11,6 +11,8 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 const BRIDGE: &str = "bridge";
 /// Key in the backend's directory: script that connects the interface.
 const SCRIPT: &str = "script";
+/// Script with which the daemon connects the interface.
+const OUR_SCRIPT: &str = "vif-ringfence";
 
 /// Keys of a vif in the backend's directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -19,7 +21,8 @@ pub(super) struct VifKeys {
     pub(super) mtu: Option<u16>,
     pub(super) bridge: Option<String>,
     pub(super) domain_name: Option<String>,
-    pub(super) scripted: bool,
+    /// Script of the toolstack's, with its path.
+    pub(super) script: Option<String>,
 }
 
 impl VifKeys {
@@ -31,7 +34,7 @@ impl VifKeys {
         let mtu = read(keys::MTU)?.and_then(|text| decimal::parse_u16(&text).ok());
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok().filter(|text| !text.is_empty());
         let bridge = read(BRIDGE)?.and_then(text);
-        let scripted = read(SCRIPT)?.is_some_and(|script| !script.is_empty());
+        let script = read(SCRIPT)?.and_then(text);
         let name = store.read_opt(&format!("/local/domain/{}/name", device.frontend));
         // A driver domain may have no right to read the name.
         let domain_name = match name {
@@ -39,6 +42,13 @@ impl VifKeys {
             Err(StoreError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
-        Ok(VifKeys { mac, mtu, bridge, domain_name, scripted })
+        Ok(VifKeys { mac, mtu, bridge, domain_name, script })
+    }
+
+    /// Returns `true` if the script connects the TAP itself: to a bridge, or by routes. libxl writes the key `bridge` also
+    /// for routed interfaces.
+    pub(super) fn has_other_script(&self) -> bool {
+        let name = self.script.as_deref().and_then(|script| script.rsplit('/').next());
+        name.is_some_and(|name| name != OUR_SCRIPT)
     }
 }

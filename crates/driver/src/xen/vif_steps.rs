@@ -61,21 +61,23 @@ impl XenDomain {
         let settings = self.config.device(keys.domain_name.as_deref(), keys.mac);
         let bridge = self.bridge_of(&keys);
         // A TAP of an earlier daemon keeps the MTU that an administrator gave it.
-        let earlier = bridge.and_then(|_| bridge::mtu_of(&device_name(device)));
+        let has_tap = self.config.network.attach == Attach::Bridge;
+        let earlier = has_tap.then(|| bridge::mtu_of(&device_name(device))).flatten();
         let mtu = earlier.or(keys.mtu).or_else(|| bridge::mtu_of(bridge?));
         let mtu = mtu.unwrap_or(keys::MTU_DEFAULT);
         let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
             .with_offloads(settings.offloads)
             .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
-            .waiting_for_hotplug(keys.scripted);
+            .waiting_for_hotplug(keys.script.is_some());
         Vif::new(backend, XenVif { keys, settings, mtu, attached: None })
     }
 
-    /// Returns the bridge that a vif belongs to.
+    /// Returns the bridge that the daemon connects a vif to.
     fn bridge_of<'a>(&'a self, keys: &'a VifKeys) -> Option<&'a str> {
         match self.config.network.attach {
             Attach::Switch => None,
+            Attach::Bridge if keys.has_other_script() => None,
             Attach::Bridge => keys.bridge.as_deref().or(self.config.network.bridge.as_deref()),
         }
     }

@@ -256,6 +256,37 @@ fn mtu_changed_on_host_is_followed_for_connected_guest() {
     world.hub.end();
 }
 
+/// libxl writes the key `bridge` for each interface, also for those that a script connects in another way.
+#[test]
+fn tap_of_vif_with_another_script_joins_no_bridge() {
+    require!(Need::Root, Need::Program("ip", "iproute2"));
+    let mut world = World::new();
+    std::fs::write(world.lab.file("serve.toml"), "[network]\nattach = 'bridge'\n").unwrap();
+    let host = host_with_bridge(&world.lab);
+    let pid = host.pid().as_raw_nonzero().to_string();
+    let serve = world.serve_in(&["nsenter", "--target", &pid, "--net", "--mount"], &[]);
+    for (number, script, bridge) in [(2, "vif-ringfence", true), (3, "vif-route", false)] {
+        let frontend = DomId(number);
+        let device = DeviceId { kind: DeviceKind::Vif, frontend, backend: DRIVER, handle: 0 };
+        let backend = [
+            ("mac", format!("02:00:00:00:00:0{number}")),
+            ("bridge", "xenbr0".to_owned()),
+            ("script", format!("/etc/xen/scripts/{script}")),
+        ];
+        world.create(&device, DeviceEntries { frontend: &[], backend: &backend });
+        let state = format!("{}/state", device.backend_path());
+        let mut waits = || world.toolstack.read(&state).as_deref() == Ok(&b"2"[..]);
+        assert!(eventually(MOMENT, &mut waits), "{:?}", world.status().vifs);
+        // The script runs now, and finds the interface.
+        let link = world.inside(&host, &format!("ip -o link show vif{number}.0"));
+        assert!(link.contains("fe:ff:ff:ff:ff:ff"), "{link}");
+        assert_eq!(link.contains("master xenbr0"), bridge, "{link}");
+    }
+    assert_eq!(serve.end().status, Some(0));
+    host.end();
+    world.hub.end();
+}
+
 #[test]
 fn daemon_closes_devices_on_request_and_second_daemon_is_refused() {
     require!(Need::Root, Need::Program("ip", "iproute2"));
