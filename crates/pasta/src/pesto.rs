@@ -6,11 +6,11 @@
 //! with the reason if it cannot take them; passt's has no answer. So the command connects once more, and compares.
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::forward_rules::{
     INBOUND, RULES_MAX, Rule, RuleTable, TABLES_SIZE_MAX, Update, parse_tables, write_updates,
@@ -29,6 +29,8 @@ use ringfence_hostnet::text::printable;
 pub const NAME: &str = "pesto";
 /// Time limit for the answer to a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the start of a pasta whose socket's file exists.
+const START: Duration = Duration::from_secs(1);
 /// Maximum length of the reason for which rules are refused, in bytes.
 const REASON_MAX: u64 = 4096;
 
@@ -201,7 +203,7 @@ fn wanted(args: &PestoArgs, capabilities: u32) -> anyhow::Result<Vec<Rule>> {
 
 /// Connects, and reads the rules.
 fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<RuleTable>)> {
-    let mut stream = UnixStream::connect(path)?;
+    let mut stream = connect_once_listening(path)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
@@ -213,6 +215,21 @@ fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<RuleTable>)> {
             bail!("pasta sent no complete rules");
         }
         bytes.extend_from_slice(&buffer[..read]);
+    }
+}
+
+/// Connects to the socket. The file of a pasta that starts exists for a moment before anyone listens there.
+fn connect_once_listening(path: &Path) -> io::Result<UnixStream> {
+    let until = Instant::now() + START;
+    loop {
+        match UnixStream::connect(path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            connected => return connected,
+        }
     }
 }
 
@@ -249,6 +266,24 @@ mod tests {
         let mut tables = [RuleTable { number: INBOUND.0, name, capabilities: BOTH, rules }];
         change(&mut tables, &args(line)?)?;
         Ok(tables[0].rules.iter().map(Rule::to_string).collect())
+    }
+
+    #[test]
+    fn socket_that_does_not_listen_yet_is_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("s");
+        let kind = rustix::net::SocketType::STREAM;
+        let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let listening = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            rustix::net::listen(&socket, 1).unwrap();
+            socket
+        });
+        connect_once_listening(&path).unwrap();
+        drop(listening.join().unwrap());
+        let error = connect_once_listening(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "nobody listens any more");
     }
 
     #[test]
