@@ -29,7 +29,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
-const MOMENT: Duration = Duration::from_secs(20);
+const MOMENT: Duration = Duration::from_secs(60);
 
 /// Result of an attempt: its name, and the errno.
 type Attempt = (String, Option<i32>);

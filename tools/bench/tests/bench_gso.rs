@@ -65,7 +65,9 @@ fn check_path(rows: &[Value], path: &str, copies: f64) {
         check(row);
         assert_eq!(row["path"], path);
         let bytes = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
-        assert!(number(row, "frames") * 65_536.0 > bytes, "it passed through the switch: {row}");
+        // The receiver's socket may hold 8 MiB that passed before the counters were read.
+        let passed = number(row, "frames") * 65_536.0 + 8_388_608.0;
+        assert!(passed > bytes, "it passed through the switch: {row}");
         let counted = number(row, "copies_per_packet");
         // The stream has stopped when the counters are read. A frame that is dropped is not copied out; there are many beside
         // other programs. Frames of the guests' kernels to all are copied to each port, and are few.

@@ -17,7 +17,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(60);
 /// Domain of the daemon.
 pub const DRIVER: DomId = DomId(1);
 

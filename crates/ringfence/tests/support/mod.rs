@@ -31,8 +31,8 @@ use rustix::process::{Pid, Signal};
 
 use processes::{Process, descendants};
 
-/// Limit for a step that takes a moment on an idle machine.
-pub const MOMENT: Duration = Duration::from_secs(20);
+/// Limit for a step that takes a moment on an idle machine, and up to half a minute beside a load of 18.
+pub const MOMENT: Duration = Duration::from_secs(60);
 /// Limit for the disappearance of processes and files. It takes tens of milliseconds on an idle machine.
 pub const GONE_WITHIN: Duration = Duration::from_secs(10);
 
