@@ -190,31 +190,48 @@ struct Recipe {
 
 /// Determines the packages and downloads them.
 fn download(apt: &Apt) -> anyhow::Result<Recipe> {
-    let first = |name: &str, prefix: &str| -> anyhow::Result<String> {
-        let found = apt.depends(name, prefix)?.into_iter().next();
-        found.ok_or_else(|| {
-            Unavailable(format!("apt knows no package {name}: this needs Debian 12 or later"))
-                .into()
-        })
-    };
-    let kernel = first("linux-image-amd64", "linux-image-")?;
-    let hypervisor = first("xen-system-amd64", "xen-hypervisor-")?;
-    let utilities = first("xen-system-amd64", "xen-utils-")?;
-    let release = kernel.trim_start_matches("linux-image-").to_owned();
-    let xen = utilities.trim_start_matches("xen-utils-").to_owned();
+    let hypervisor = first(apt, "xen-system-amd64", "xen-hypervisor-")?;
+    let utilities = utilities(apt)?;
+    let xen = utilities.trim_start_matches(UTILITIES).to_owned();
     let library = format!("libxenmisc{xen}");
     // Its name depends on the release.
-    let ext2 = first(&library, "libext2fs2")?;
+    let ext2 = first(apt, &library, "libext2fs2")?;
     let mut names = vec![hypervisor, utilities, library, ext2];
+    let (release, kernel) = kernel_packages(apt)?;
+    names.extend(kernel);
+    names.extend(COMMON.iter().chain(TOOLSTACK).chain(DISK_TOOLS).map(|name| (*name).to_owned()));
+    let packages = apt.resolve(&names)?;
+    apt.download(&packages)?;
+    Ok(Recipe { packages, release, xen })
+}
+
+/// Prefix of the toolstack's package, before Xen's version.
+pub(crate) const UTILITIES: &str = "xen-utils-";
+
+/// Returns the name of the package of the toolstack.
+pub(crate) fn utilities(apt: &Apt) -> anyhow::Result<String> {
+    first(apt, "xen-system-amd64", UTILITIES)
+}
+
+/// Returns the version of the machines' Linux, and the names of its packages.
+pub(crate) fn kernel_packages(apt: &Apt) -> anyhow::Result<(String, Vec<String>)> {
+    let kernel = first(apt, "linux-image-amd64", "linux-image-")?;
+    let release = kernel.trim_start_matches("linux-image-").to_owned();
+    let mut names = vec![];
     // The package of a newer kernel has no files, and depends on those that do.
     for part in ["linux-base-", "linux-binary-", "linux-modules-"] {
         names.extend(apt.depends(&kernel, part)?);
     }
     names.push(kernel);
-    names.extend(COMMON.iter().chain(TOOLSTACK).chain(DISK_TOOLS).map(|name| (*name).to_owned()));
-    let packages = apt.resolve(&names)?;
-    apt.download(&packages)?;
-    Ok(Recipe { packages, release, xen })
+    Ok((release, names))
+}
+
+/// Returns the first dependency of the package `name` whose name starts with `prefix`.
+fn first(apt: &Apt, name: &str, prefix: &str) -> anyhow::Result<String> {
+    let found = apt.depends(name, prefix)?.into_iter().next();
+    found.ok_or_else(|| {
+        Unavailable(format!("apt knows no package {name}: this needs Debian 12 or later")).into()
+    })
 }
 
 impl Recipe {

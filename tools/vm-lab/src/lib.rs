@@ -16,6 +16,7 @@ mod choice;
 mod complaints;
 mod cpio;
 mod debug_kernel;
+mod driver_domain;
 mod emulator;
 mod guest_driver;
 mod hypervisor;

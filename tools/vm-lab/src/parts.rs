@@ -7,6 +7,7 @@
 //! | `grub` | GRUB as a guest's kernel, PV and PVH, below `/boot/grub-xen`; the packed kernel that GRUB hands over to, `/boot/vmlinuz` |
 //! | `fio` | the release's fio and its libraries, for guests: `boot/fio.cpio` in dom0 |
 //! | `selftests` | the kernel's tests of network drivers, for dom0 and for guests: see `selftests.rs` |
+//! | `driver-domain` | `xl devd` with its hotplug scripts, a packet filter and xen-netback for guests: see `driver_domain.rs` |
 //!
 //! A part is kept until a package or this recipe changes.
 
@@ -14,11 +15,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use taskkit::exec::Cmd;
-use taskkit::tools::Tool;
+use taskkit::tools::{self, Tool};
 
 use super::apt::{Apt, Package, Release};
 use super::build::{self, Build, BuildTools};
 use super::cpio::Archive;
+use super::driver_domain;
 use super::images::Images;
 use super::kernel::{LOADER, in_root};
 use super::module::NEEDS;
@@ -48,11 +50,12 @@ pub(crate) enum Part {
     Grub,
     Fio,
     Selftests,
+    DriverDomain,
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 5] =
-        [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Fio, Part::Selftests];
+    pub(crate) const ALL: [Part; 6] =
+        [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Fio, Part::Selftests, Part::DriverDomain];
 
     /// Returns the name of the part in scenarios.
     fn name(self) -> &'static str {
@@ -62,6 +65,7 @@ impl Part {
             Part::Grub => "grub",
             Part::Fio => "fio",
             Part::Selftests => "selftests",
+            Part::DriverDomain => "driver-domain",
         }
     }
 
@@ -77,7 +81,11 @@ impl Part {
 
     /// Returns the sources of the recipe.
     fn recipe(self) -> String {
-        let more = if self == Part::Selftests { include_str!("selftests.rs") } else { "" };
+        let more = match self {
+            Part::Selftests => include_str!("selftests.rs"),
+            Part::DriverDomain => include_str!("driver_domain.rs"),
+            Part::Qemu | Part::QemuNewest | Part::Grub | Part::Fio => "",
+        };
         include_str!("parts.rs").to_owned() + more
     }
 
@@ -85,6 +93,7 @@ impl Part {
     fn needs(self) -> Vec<&'static Tool> {
         match self {
             Part::Selftests => NEEDS.iter().chain(selftests::MORE).copied().collect(),
+            Part::DriverDomain => vec![&tools::XZ],
             Part::Qemu | Part::QemuNewest | Part::Grub | Part::Fio => vec![],
         }
     }
@@ -133,6 +142,7 @@ impl Part {
                 archive.file("boot/fio.cpio", false, &guest.finish()?)?;
             }
             Part::Selftests => selftests::add(&mut archive, &build, &tree)?,
+            Part::DriverDomain => driver_domain::add(&mut archive, &build, &apt, &tree)?,
         }
         std::fs::write(build.folder().join("part"), archive.finish()?)?;
         build.keep("part", &built)?;
@@ -149,7 +159,7 @@ impl Part {
     fn apt(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
         match self {
             Part::QemuNewest => Apt::backports(cache),
-            Part::Qemu | Part::Grub | Part::Fio => Apt::of(suite, cache),
+            Part::Qemu | Part::Grub | Part::Fio | Part::DriverDomain => Apt::of(suite, cache),
             Part::Selftests => selftests::apt(cache),
         }
     }
@@ -161,6 +171,7 @@ impl Part {
             Part::Qemu | Part::QemuNewest => apt.closure(&["qemu-system-xen"]),
             Part::Fio => apt.closure(&["fio"]),
             Part::Selftests => selftests::packages(apt),
+            Part::DriverDomain => driver_domain::packages(apt),
         }
     }
 }
@@ -173,20 +184,25 @@ fn program(
     to: &str,
 ) -> anyhow::Result<()> {
     archive.copy(to, &tree.join(from))?;
+    for library in libraries_of(&tree.join(from), tree)? {
+        archive.copy(&library, &tree.join(&library))?;
+    }
+    Ok(())
+}
+
+/// Returns the paths, relative to `tree`, of the libraries that a program of the packages in `tree` needs, and of their
+/// loader.
+pub(crate) fn libraries_of(program: &Path, tree: &Path) -> anyhow::Result<Vec<String>> {
     // The loader of the packages, so that the libraries of another release are found as well.
     let loader = in_root(tree, LOADER);
     let folders = LIBRARIES.map(|folder| tree.join(folder).display().to_string()).join(":");
     let words = ["--library-path", &folders, "--list"];
-    let command = Cmd::new(loader).args(words).args([tree.join(from)]);
-    let listed = command.output(tree)?.map_err(|said| anyhow::anyhow!("{from}: {said}"))?;
-    for library in libraries(&listed) {
-        let path = Path::new(library);
-        // The loader lists itself, by the path in the program.
-        if let Ok(inside) = path.strip_prefix(tree) {
-            archive.copy(&inside.display().to_string(), path)?;
-        }
-    }
-    Ok(())
+    let command = Cmd::new(loader).args(words).args([program]);
+    let listed = command.output(tree)?;
+    let listed = listed.map_err(|said| anyhow::anyhow!("{}: {said}", program.display()))?;
+    // The loader lists itself, by the path in the program.
+    let inside = |path: &str| Some(Path::new(path).strip_prefix(tree).ok()?.display().to_string());
+    Ok(libraries(&listed).into_iter().filter_map(inside).collect())
 }
 
 /// Returns the paths in lines such as `libz.so.1 => /lib/libz.so.1 (0x00007f...)`.
@@ -204,7 +220,10 @@ mod tests {
         assert_eq!(Part::parse("qemu grub").unwrap(), [Part::Qemu, Part::Grub]);
         assert_eq!(Part::parse("").unwrap(), []);
         let error = Part::parse("qemu lilo").unwrap_err().to_string();
-        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub, fio, selftests");
+        assert_eq!(
+            error,
+            "`# parts: lilo`: qemu, qemu-newest, grub, fio, selftests, driver-domain"
+        );
     }
 
     #[test]
