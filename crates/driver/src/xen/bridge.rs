@@ -67,11 +67,16 @@ pub(super) fn make_tap(
     let link = |what| move |source| BridgeError::Link { name: name.to_owned(), what, source };
     let mut netlink = Netlink::open().map_err(link("netlink"))?;
     let bridge = bridge.map(|bridge| bridge_index(&netlink, bridge)).transpose()?;
+    // A routed TAP of an earlier daemon keeps the address that the toolstack's script gave it.
+    let has_own = bridge.is_none() && netlink.index_of(name).is_ok();
     let taps = Tap::take_up_queues(name, queues)?;
     let index = netlink.index_of(name).map_err(link("its number"))?;
     // Separate requests: an old kernel that refuses one of them still does the others.
-    let settings =
-        LinkChange { mac: Some(PORT_MAC), mtu: Some(mtu.into()), ..LinkChange::default() };
+    let settings = LinkChange {
+        mac: (!has_own).then_some(PORT_MAC),
+        mtu: Some(mtu.into()),
+        ..LinkChange::default()
+    };
     netlink.change_link(index, &settings).map_err(link("address and MTU"))?;
     if bridge.is_some() {
         let port = LinkChange { bridge, ..LinkChange::default() };

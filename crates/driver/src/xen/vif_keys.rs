@@ -14,6 +14,11 @@ const SCRIPT: &str = "script";
 /// Script with which the daemon connects the interface.
 const OUR_SCRIPT: &str = "vif-ringfence";
 
+/// Returns `true` if the toolstack's script, which may have a path, is the one called `name`.
+pub(super) fn is_script(script: &str, name: &str) -> bool {
+    script.rsplit('/').next() == Some(name)
+}
+
 /// Keys of a vif in the backend's directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct VifKeys {
@@ -48,7 +53,6 @@ impl VifKeys {
     /// Returns `true` if the script connects the TAP itself: to a bridge, or by routes. libxl writes the key `bridge` also
     /// for routed interfaces.
     pub(super) fn has_other_script(&self) -> bool {
-        let name = self.script.as_deref().and_then(|script| script.rsplit('/').next());
-        name.is_some_and(|name| name != OUR_SCRIPT)
+        self.script.as_deref().is_some_and(|script| !is_script(script, OUR_SCRIPT))
     }
 }

@@ -19,6 +19,8 @@ use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use crate::xen::vif_keys::is_script;
+
 /// File name of Ringfence's own script.
 const OUR_SCRIPT: &str = "block-ringfence";
 
@@ -133,7 +135,7 @@ struct Written {
 impl Written {
     fn has_other_script(&self) -> bool {
         let script = self.script.clone().and_then(text);
-        script.is_some_and(|script| script.rsplit('/').next() != Some(OUR_SCRIPT))
+        script.is_some_and(|script| !is_script(&script, OUR_SCRIPT))
     }
 
     fn source(self) -> Result<Source, NoSource> {
