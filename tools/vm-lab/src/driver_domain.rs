@@ -17,16 +17,7 @@ use super::parts;
 /// Packages beside the toolstack's. Their dependencies come with them.
 const PACKAGES: [&str; 4] = ["bash", "iproute2", "nftables", "xenstore-utils"];
 /// Modules beside those of every guest: what `xl` needs, the packet filter, and the kernel's backend.
-const MODULES: [&str; 8] = [
-    "xen-privcmd",
-    "nf_tables",
-    "nft_ct",
-    "nft_chain_nat",
-    "nft_masq",
-    "xen-netback",
-    "dummy",
-    "8021q",
-];
+const MODULES: [&str; 5] = ["xen-privcmd", "nft_ct", "nft_chain_nat", "nft_masq", "xen-netback"];
 /// Directory of the hotplug scripts.
 const SCRIPTS: &str = "etc/xen/scripts";
 
