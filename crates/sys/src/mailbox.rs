@@ -109,7 +109,8 @@ impl<T> Clone for MailSender<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Dequeues the next item, if there is one. Makes no system call.
+    /// Dequeues the next item, if there is one. Makes no system call. A receiver calls it until it returns `None` before it
+    /// sleeps: the event is not raised again for items that are left.
     pub fn take(&self) -> Option<T> {
         self.items.try_recv().ok()
     }

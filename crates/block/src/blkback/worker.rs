@@ -93,15 +93,17 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
         let mut penalties = Penalties::default();
         let mut event = false;
         loop {
-            match self.commands.take() {
-                Some(WorkerCommand::Keep(pages)) => self.queue.keep(pages),
-                Some(WorkerCommand::Stop) => return Ok(()),
-                Some(WorkerCommand::Pause(token)) => {
-                    self.queue.pause();
-                    self.pausing = Some(token);
+            // All of them: the event is cleared once for those that were sent before it.
+            while let Some(command) = self.commands.take() {
+                match command {
+                    WorkerCommand::Keep(pages) => self.queue.keep(pages),
+                    WorkerCommand::Stop => return Ok(()),
+                    WorkerCommand::Pause(token) => {
+                        self.queue.pause();
+                        self.pausing = Some(token);
+                    }
+                    WorkerCommand::Resume(disk, size) => self.queue.resume(disk, size),
                 }
-                Some(WorkerCommand::Resume(disk, size)) => self.queue.resume(disk, size),
-                None => {}
             }
             if self.pausing.is_some() && self.queue.close_disk()? {
                 self.pausing = None;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_platform::{Access, Channel};
+use ringfence_sys::pressure::Share;
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::whole;
 use ringfence_wire::blkif::{Operation, Status};
@@ -47,6 +48,21 @@ fn unchanged_producer_index_is_ignored_without_penalty() {
     assert!(stage.vbds[front.vbd].served().unwrap().is_alive());
     let slot = front.direct(Operation::Read, 77, 0, &[whole(&page)]);
     assert_eq!(front.ask(&slot), Status::Okay);
+}
+
+#[test]
+fn commands_to_a_sleeping_worker_that_come_together_are_all_followed() {
+    let mut stage = Stage::new();
+    let front = connected(&mut stage, Mode::Persistent);
+    let served = stage.vbds[front.vbd].served().unwrap();
+    // A worker cannot wake as often.
+    (0..1000).for_each(|_| served.set_share(Share::WHOLE));
+    served.stop();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !served.is_over() {
+        assert!(Instant::now() < until, "the last command is left in the queue");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
