@@ -161,11 +161,10 @@ impl<L: Port + GuestLink> Runner<L> {
             self.is_watched = Some(self.watch(stop, events));
         }
         loop {
-            let request = self.member.as_ref().and_then(Member::take_drain_request);
-            if let Some(request) = request
-                && let Err(ended) = self.drain_until(Some(request), None)
-            {
-                return ended;
+            while let Some(request) = self.member.as_ref().and_then(Member::take_drain_request) {
+                if let Err(ended) = self.drain_until(Some(request), None) {
+                    return ended;
+                }
             }
             if let Err(ended) = self.run_until_idle(stop, events) {
                 return ended;
