@@ -12,8 +12,8 @@ use anyhow::{Context, bail, ensure};
 const UP_WITHIN: Duration = Duration::from_secs(20);
 /// Time between two looks at a server that starts.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Time limit for a process to end by itself.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for a process to end by itself. One that is killed may leave children that still hold a file's lock.
+const GONE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Directory of the sockets and messages of servers, removed on drop.
 pub(crate) struct SocketDirectory(PathBuf);
