@@ -56,7 +56,7 @@ impl GuestProcesses<'_> {
             (Guest(FromGuest::Stopped { signal, number }, _), Running) => {
                 self.with_terminal(|terminal, send| terminal.command_stopped(signal, number, send));
             }
-            (Guest(FromGuest::Sockets, fds), Running) => self.pass_sockets(&fds),
+            (Guest(FromGuest::Sockets, fds), Running) => self.pass_sockets(fds),
             (Guest(FromGuest::Ended(ending), _), _) => return Err(self.command_ended(ending)),
             (Guest(FromGuest::Failed { status, why }, _), _) => {
                 return Err(self.init_failed(status, why));

@@ -73,11 +73,13 @@ impl GuestProcesses<'_> {
     }
 
     /// Passes sockets of the guest's network to the uplink. Unexpected ones are closed.
-    pub(super) fn pass_sockets(&mut self, fds: &Descriptors) {
+    pub(super) fn pass_sockets(&mut self, fds: Descriptors) {
         let Some((uplink, channel)) = self.uplink.with_channel() else { return };
         if std::mem::take(&mut uplink.ports.awaits_sockets) {
             // An uplink that is gone is reported soon, with the reason.
             let _ = forwarded_ports::send_sockets(channel, &fds.each().collect::<Vec<_>>());
         }
+        // Connections that come fast need several such messages in a moment.
+        fds.close_internet_sockets();
     }
 }

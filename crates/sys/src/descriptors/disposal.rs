@@ -3,7 +3,8 @@
 //! [`dispose`] puts a descriptor into a queue and returns. A thread takes it out and closes it. A thread
 //! that is blocked in a close does not stop the others: while every thread is busy, the next descriptor
 //! starts another one, up to [`THREADS_MAX`]. A thread without work exits after [`IDLE`]. No descriptor is
-//! ever closed on the caller's thread, even when no thread can be started; the next call tries again.
+//! ever closed on the caller's thread, even when no thread can be started; the next call tries again. Sockets that cannot
+//! block are the exception ([`Descriptors::close_internet_sockets`]).
 //!
 //! A disposal thread turns `SO_LINGER` off before it closes a socket. A peer that keeps a copy can
 //! turn it on again, but then the close is not the last one. A peer can still block a close: it sends a
@@ -32,7 +33,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, sockopt};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, sockopt,
+};
 
 /// Maximum number of disposal threads of a process.
 pub(super) const THREADS_MAX: usize = 32;
@@ -132,6 +135,16 @@ impl Descriptors {
         others.into_iter().for_each(|(_, fd)| add(self.peer, Item::File(fd)));
     }
 
+    /// Closes sockets of the internet families on this thread: without `SO_LINGER` their close does not block. The others are
+    /// disposed of. For a caller that passes many sockets on: the disposal threads of a busy machine may fall behind, and a
+    /// peer with many pending items is refused.
+    pub fn close_internet_sockets(mut self) {
+        let all = std::mem::take(&mut self.fds).into_iter();
+        let (own, others): (Vec<_>, Vec<_>) = all.partition(is_internet_socket);
+        self.fds = others;
+        own.into_iter().for_each(|socket| close(Item::File(socket)));
+    }
+
     /// Moves all descriptors out.
     pub fn into_vec(mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
@@ -161,6 +174,10 @@ impl Drop for Descriptors {
     fn drop(&mut self) {
         self.fds.drain(..).for_each(|fd| add(self.peer, Item::File(fd)));
     }
+}
+
+fn is_internet_socket(fd: &OwnedFd) -> bool {
+    matches!(sockopt::socket_domain(fd), Ok(AddressFamily::INET | AddressFamily::INET6))
 }
 
 fn close(item: Item) {

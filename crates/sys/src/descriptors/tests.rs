@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::disposal::{Disposal, PEER_PENDING_MAX, THREADS_MAX};
+use super::disposal::{Disposal, PEER_PENDING_MAX, THREADS_MAX, peer_of, pending_of};
 use super::testing::{Lingering, assert_descriptors_are_refused, send_raw};
 use super::*;
 
@@ -291,6 +291,26 @@ fn peer_with_too_many_pending_descriptors_is_refused() {
     drop(writer);
     drop(receive_message(&other_near, &mut [0; 8], 1).unwrap());
     soon(move || assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0)));
+    dispose_socket(near);
+    drop(held);
+}
+
+#[test]
+fn internet_sockets_are_closed_while_other_descriptors_of_their_peer_are_pending() {
+    let (near, far) = pair(SocketType::SEQPACKET);
+    let held = block_disposal(&near, &far);
+    let before = pending_of(peer_of(&near).unwrap());
+    for _ in 0..=PEER_PENDING_MAX {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        send_raw(&far, b"x", &[socket.as_fd()]).unwrap();
+        let received = receive_message(&near, &mut [0; 8], 1).unwrap();
+        received.descriptors.close_internet_sockets();
+    }
+    assert_eq!(pending_of(peer_of(&near).unwrap()), before);
+    // A file of another kind may block.
+    send_raw(&far, b"x", &[far.as_fd()]).unwrap();
+    receive_message(&near, &mut [0; 8], 1).unwrap().descriptors.close_internet_sockets();
+    assert_eq!(pending_of(peer_of(&near).unwrap()), before + 1);
     dispose_socket(near);
     drop(held);
 }
