@@ -53,10 +53,16 @@ impl GuestProcesses<'_> {
     }
 
     /// Returns the outcome for an init that failed. One that cannot go on may have lost the store, which the driver domain's
-    /// supervisor serves.
+    /// supervisor serves until the guest's frontend ends.
     pub(super) fn init_failed(&self, status: u8, why: String) -> Outcome {
         let outcome = Outcome { status, problem: Some(why), ending: None };
-        if status == STATUS_FAILED { self.unless_driver_gone(outcome) } else { outcome }
+        if status != STATUS_FAILED {
+            return outcome;
+        }
+        let frontend = self.frontend.running().map(|frontend| &frontend.domain);
+        let ended = frontend.and_then(|domain| domain.wait_ended(DRIVER_END_MAX));
+        let outcome = ended.map_or(outcome, |ended| self.gone("the frontend", &ended));
+        self.unless_driver_gone(outcome)
     }
 
     /// Reports the end of the driver domain as the reason if the frontend or the guest's init ended because of it.
