@@ -82,7 +82,8 @@ fn check_metrics(lab: &Lab) {
         *samples.get(&series).unwrap_or_else(|| panic!("{series}: {text}"))
     };
     let traffic = |counter| value("traffic_total", &format!(",counter=\"{counter}\""));
-    assert!(traffic("requests") >= 200.0, "{text}");
+    // Not every step of the workload is a request.
+    assert!(traffic("requests") >= 100.0, "{text}");
     assert!(traffic("bytes_to_backend") > 1e5 && traffic("bytes_from_backend") > 1e5, "{text}");
     assert_eq!(traffic("backends"), 1.0);
     assert_eq!(value("memory_bytes", ",kind=\"lent\""), f64::from(64 << 20));
