@@ -68,14 +68,18 @@ fn ask(
     (String::from_utf8_lossy(&bytes[tables.unwrap()..]).into_owned(), uplink.join().unwrap())
 }
 
-/// Returns a port of the loopback that nobody uses, outside the range from which the kernel gives ports to other tests.
+/// Address of the loopback that only this process uses: others may run these tests at the same time.
+fn here() -> String {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{middle}.{low}", high.saturating_add(1))
+}
+
+/// Returns a port of [`here`] that nobody uses, outside the range from which the kernel gives ports to others.
 fn free_port() -> u16 {
-    static TRIED: AtomicU16 = AtomicU16::new(0);
-    // Other processes with these tests begin at other ports.
-    let first = 12_000 + 40 * u16::try_from(std::process::id() % 500).unwrap();
+    static TRIED: AtomicU16 = AtomicU16::new(12_000);
     loop {
-        let port = first + TRIED.fetch_add(1, Ordering::Relaxed);
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        let port = TRIED.fetch_add(1, Ordering::Relaxed);
+        if std::net::TcpListener::bind((here(), port)).is_ok() {
             return port;
         }
     }
@@ -85,11 +89,11 @@ fn free_port() -> u16 {
 fn rules_of_a_client_replace_those_before() {
     let (place, mut server) = server(capabilities::IPV4 | capabilities::TCP);
     let (one, other) = (free_port(), free_port());
-    let first = [rule("127.0.0.1", (one, one, 80))];
+    let first = [rule(&here(), (one, one, 80))];
     let (answer, orders) = ask(&mut server, place.path(), &first);
     assert_eq!((answer.as_str(), orders.len(), server.rules.len()), ("", 1, 1));
     // One stays, another one comes.
-    let both = [first[0].clone(), rule("127.0.0.1", (other, other, 81))];
+    let both = [first[0].clone(), rule(&here(), (other, other, 81))];
     let (answer, orders) = ask(&mut server, place.path(), &both);
     assert_eq!(answer, "");
     assert!(
@@ -108,14 +112,14 @@ fn rules_of_a_client_replace_those_before() {
 fn update_with_a_port_that_is_taken_changes_nothing() {
     let (place, mut server) = server(capabilities::IPV4 | capabilities::TCP);
     let one = free_port();
-    let first = [rule("127.0.0.1", (one, one, 80))];
+    let first = [rule(&here(), (one, one, 80))];
     assert_eq!(ask(&mut server, place.path(), &first).0, "");
     // Ports are opened in ascending order: the new one before the one that is taken.
     let (other, taken) = (free_port(), free_port());
-    let _holder = std::net::TcpListener::bind(("127.0.0.1", taken)).unwrap();
-    let new = [rule("127.0.0.1", (other, other, 80)), rule("127.0.0.1", (taken, taken, 81))];
+    let _holder = std::net::TcpListener::bind((here(), taken)).unwrap();
+    let new = [rule(&here(), (other, other, 80)), rule(&here(), (taken, taken, 81))];
     let (answer, orders) = ask(&mut server, place.path(), &new);
-    assert!(answer.contains(&format!("cannot listen at 127.0.0.1:{taken}/tcp")), "{answer}");
+    assert!(answer.contains(&format!("cannot listen at {}:{taken}/tcp", here())), "{answer}");
     // The first port is closed, and so is the new one; then the first port is opened again.
     use ForwardedPortOrder::{Close, Open};
     assert!(
@@ -131,7 +135,7 @@ fn update_with_a_port_that_is_taken_changes_nothing() {
 fn rules_that_pasta_cannot_have_are_refused() {
     let (place, mut server) = server(capabilities::IPV4 | capabilities::TCP);
     let port = free_port();
-    let plain = rule("127.0.0.1", (port, port, 80));
+    let plain = rule(&here(), (port, port, 80));
     for (wrong, reason) in [
         (Rule { is_udp: true, ..plain.clone() }, "protocol is switched off"),
         (Rule { address: None, ..plain.clone() }, "no address of this family"),
@@ -139,7 +143,7 @@ fn rules_that_pasta_cannot_have_are_refused() {
         (Rule { interface: Some("lo".to_owned()), ..plain.clone() }, "not at an interface"),
         (Rule { follows_listeners: true, ..plain.clone() }, "not `auto`"),
         (Rule { target: Some("10.0.0.3".parse().unwrap()), ..plain.clone() }, "own address only"),
-        (rule("127.0.0.1", (2, 2000, 2)), "at most 1024 ports"),
+        (rule(&here(), (2, 2000, 2)), "at most 1024 ports"),
     ] {
         let (answer, orders) = ask(&mut server, place.path(), &[wrong]);
         assert!(answer.contains(reason), "{answer} for {reason}");
