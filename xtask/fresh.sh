@@ -40,6 +40,11 @@ for link in 'ptmx pts/ptmx' 'fd /proc/self/fd' 'stdin /proc/self/fd/0' 'stdout /
     ln -s "${link#* }" "$root/dev/${link% *}"
 done
 mount -t tmpfs -o mode=0755 run "$root/run"
+case $(cat "$root/etc/debian_version") in
+    12.*) ;;
+    # As Debian does since version 13.
+    *) mount -t tmpfs -o mode=1777 tmp "$root/tmp" ;;
+esac
 cd "$root"
 pivot_root . old
 umount -l /old
