@@ -56,19 +56,19 @@ check_streams() {
 # exchange: exchanges data with the other guest.
 exchange() { traffic many $PEER 7003 10 128; }
 
-# check_kills_of_card: checks that a connection survives three kills of the card's processes.
+# check_kills_of_card NAME: checks that a connection survives three kills of this one of the card's processes.
 check_kills_of_card() {
     local pulse killed=0
     traffic pulse $PEER 7003 20 >/tmp/pulse 2>&1 &
     pulse=$!
     while [ $killed -lt 3 ]; do
-        wait_for 20 exchange && on_host kill card || break
+        wait_for 20 exchange && on_host kill $1 || break
         killed=$((killed + 1))
     done
-    is 'the card was killed' "$killed times" '3 times'
-    check 'it serves again' wait_for 20 exchange
-    check 'a connection of before continues' wait $pulse
-    note "echoes, and the longest pause in ms: $(cat /tmp/pulse)"
+    is "$1 was killed" "$killed times" '3 times'
+    check "it serves again ($1)" wait_for 20 exchange
+    check "a connection of before continues ($1)" wait $pulse
+    note "$1: echoes, and the longest pause in ms: $(cat /tmp/pulse)"
 }
 
 # check_uplink: checks the card on the network of the host.
@@ -88,6 +88,6 @@ check_cards() {
     check_streams 9000
     check_streams 1500
     check 'datagrams of every length' traffic datagrams $PEER 7005 100
-    check_kills_of_card
+    check_kills_of_card card
     check_uplink
 }

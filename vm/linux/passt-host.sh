@@ -14,36 +14,9 @@ here=$(dirname "$0")
 . "$here/host.sh"
 . "$here/../lib/host-network.sh"
 host_network
-echo '0 0' >/proc/sys/net/ipv4/ping_group_range
 mount -t tmpfs passt /dev/shm
 
-for version in 4 6; do
-    beside "$traffic" receive 700$version >"$share/sent-$version"
-done
-beside "$traffic" echo 7003
-beside "$traffic" return 7005
-# A name server that knows one name.
-beside python3 -c '
-import ipaddress, socket
-server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-server.bind(("127.0.0.1", 53))
-while True:
-    query, client = server.recvfrom(512)
-    end = query.index(b"\0", 12) + 5
-    kind = query[end - 3]
-    address = {1: "192.0.2.80", 28: "2001:db8:1::80"}.get(kind)
-    known = address and query[12:end - 5] == b"\x04host\x04test"
-    data = ipaddress.ip_address(address).packed if known else b""
-    answer = b"\xc0\x0c\0" + bytes([kind]) + b"\0\1\0\0\0\0\0" + bytes([len(data)]) + data if known else b""
-    flags = b"\x81\x80" if known else b"\x81\x83"
-    server.sendto(query[:2] + flags + b"\0\1\0" + bytes([bool(known)]) + b"\0\0\0\0" + query[12:end] + answer, client)
-'
-# A stream from the host to a forwarded port of the machine.
-beside sh -c '
-    until [ -e "$1/listens" ]; do sleep 0.1; done
-    "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
-' "$traffic" "$share"
-
+loopback_servers
 serve_orders
 
 start() { "$@" --one-off --socket /dev/shm/passt.socket --pid /dev/shm/passt.pid --log-file "$share/uplink.log" -t 8080:7002 -S test; }

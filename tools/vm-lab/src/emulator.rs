@@ -1,4 +1,4 @@
-//! QEMU of another Debian release than this computer's, for `cargo xtask vm linux --qemu RELEASE`: its packages and their
+//! QEMU and passt of another Debian release than this computer's, for `cargo xtask vm linux --qemu RELEASE`: their packages and
 //! libraries are unpacked, not installed. Each program has a script of its name that starts it by the loader of its release.
 
 use std::os::unix::fs::PermissionsExt;
@@ -8,9 +8,9 @@ use super::apt::{Apt, Release};
 use super::build;
 use super::kernel::{LOADER, in_root};
 
-/// Packages with the emulator, whose firmware comes as a dependency, and with the daemon.
-const PACKAGES: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
-const PROGRAMS: [&str; 2] = ["qemu-system-x86_64", "qemu-storage-daemon"];
+/// Packages with the emulator, whose firmware comes as a dependency, and with the backends of disks and network cards.
+const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-utils", "passt"];
+const PROGRAMS: [&str; 3] = ["qemu-system-x86_64", "qemu-storage-daemon", "passt"];
 const LIBRARIES: &str = "lib/x86_64-linux-gnu";
 /// Folders of what the emulator loads into a machine.
 const DATA: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
@@ -33,7 +33,7 @@ pub(crate) fn folder(release: Release, cache: &Path) -> anyhow::Result<PathBuf> 
     if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
         return Ok(scripts);
     }
-    println!("unpacking {} packages of QEMU", packages.len());
+    println!("unpacking {} packages of QEMU and passt", packages.len());
     if root.exists() {
         std::fs::remove_dir_all(&root)?;
     }

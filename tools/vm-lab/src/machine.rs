@@ -49,6 +49,12 @@ pub(crate) enum Kind {
     LinuxVhostUserNet,
     /// The same with a pool, and private memory.
     LinuxLentPoolNet,
+    /// With these cards behind `ringfence shield`: QEMU shares the memory of the machine.
+    LinuxShieldNet,
+    /// With network cards of passt and testpmd, behind `ringfence shield` and without it: QEMU shares the memory of the machine.
+    LinuxForeignNet,
+    /// With cards of both behind `ringfence pool-proxy`: QEMU shares a pool, and the memory of the machine is private.
+    LinuxLentPoolForeignNet,
     /// With disks behind `ringfence shield`: QEMU shares the memory of the machine. It can reboot.
     LinuxShield,
     /// With one such disk. It migrates to another QEMU while the disk is in use.
@@ -70,6 +76,9 @@ impl Kind {
         Kind::LinuxLentPool,
         Kind::LinuxVhostUserNet,
         Kind::LinuxLentPoolNet,
+        Kind::LinuxShieldNet,
+        Kind::LinuxForeignNet,
+        Kind::LinuxLentPoolForeignNet,
         Kind::LinuxShield,
         Kind::LinuxShieldMigration,
     ];
@@ -91,6 +100,9 @@ impl Kind {
             Kind::LinuxLentPool => "linux-lent-pool",
             Kind::LinuxVhostUserNet => "linux-vhost-user-net",
             Kind::LinuxLentPoolNet => "linux-lent-pool-net",
+            Kind::LinuxShieldNet => "linux-shield-net",
+            Kind::LinuxForeignNet => "linux-foreign-net",
+            Kind::LinuxLentPoolForeignNet => "linux-lent-pool-foreign-net",
             Kind::LinuxShield => "linux-shield",
             Kind::LinuxShieldMigration => "linux-shield-migration",
         }
@@ -115,6 +127,9 @@ impl Kind {
             Kind::LinuxLentPool => Some(("passt-host.sh", "lent-pool")),
             Kind::LinuxVhostUserNet => Some(("devices-host.sh", "net")),
             Kind::LinuxLentPoolNet => Some(("devices-host.sh", "net-pool")),
+            Kind::LinuxShieldNet => Some(("devices-host.sh", "net-shield")),
+            Kind::LinuxForeignNet => Some(("devices-host.sh", "foreign-net")),
+            Kind::LinuxLentPoolForeignNet => Some(("devices-host.sh", "foreign-pool")),
             Kind::LinuxShield => Some(("devices-host.sh", "shield")),
             Kind::LinuxShieldMigration => Some(("devices-host.sh", "migration")),
             _ => None,
@@ -123,8 +138,9 @@ impl Kind {
 
     /// Returns `true` for machines whose memory QEMU shares with backends.
     fn shares_memory(self) -> bool {
-        let plain = [Kind::LinuxVhostUser, Kind::LinuxVhostUserNet];
-        plain.contains(&self) || [Kind::LinuxShield, Kind::LinuxShieldMigration].contains(&self)
+        let plain = [Kind::LinuxVhostUser, Kind::LinuxVhostUserNet, Kind::LinuxForeignNet];
+        let shields = [Kind::LinuxShieldNet, Kind::LinuxShield, Kind::LinuxShieldMigration];
+        plain.contains(&self) || shields.contains(&self)
     }
 
     /// Returns `true` for machines with the directory of the run. QEMU migrates none that has mounted it.
@@ -134,7 +150,8 @@ impl Kind {
 
     /// Returns `true` for machines with a pool.
     pub(crate) fn has_pool(self) -> bool {
-        matches!(self, Kind::LinuxLentPool | Kind::LinuxLentPoolNet)
+        let pools = [Kind::LinuxLentPool, Kind::LinuxLentPoolNet, Kind::LinuxLentPoolForeignNet];
+        pools.contains(&self)
     }
 
     /// Returns `true` for machines that boot Xen.
