@@ -214,7 +214,9 @@ fn backend(
                     queue.finish(head, len);
                 }
             }
-            late.finish(index, queue);
+            if behaviour == Behaviour::Late {
+                late.finish(index, queue);
+            }
             let _ = queue.arm(0);
             vring.publish(signal);
         }
