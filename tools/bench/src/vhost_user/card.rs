@@ -43,6 +43,10 @@ const SUPER_FEATURES: u64 =
 /// Length of the Ethernet header in bytes.
 const ETHERNET: u16 = 14;
 const IPV4: u16 = 20;
+/// EtherType of IPv4, in network byte order.
+const IPV4_TYPE: [u8; 2] = [8, 0];
+/// Bytes of the headers up to the EtherType.
+const START: usize = MODERN_LEN + ETHERNET as usize;
 const TCP: u16 = 20;
 const UDP: u16 = 8;
 /// Port of both machines.
@@ -138,7 +142,7 @@ fn headers(size: u32, from: Machine, to: Machine) -> Vec<u8> {
         transport.extend((total - IPV4).to_be_bytes());
         transport.extend([0; 2]);
     }
-    [&to.mac[..], &from.mac, &[8, 0], &ip, &transport].concat()
+    [&to.mac[..], &from.mac, &IPV4_TYPE, &ip, &transport].concat()
 }
 
 /// Connects to a card whose buffers have these bytes, and sets it up.
@@ -244,6 +248,8 @@ struct Receiver {
     /// Buffers of the frame that is being received, with their bytes; and the number that is missing.
     parts: Vec<(u32, usize)>,
     missing: u16,
+    /// Set while the frame is not of the sender.
+    is_foreign: bool,
 }
 
 impl Receiver {
@@ -258,6 +264,7 @@ impl Receiver {
             gso_type: frames.vnet.gso_type,
             parts: Vec::new(),
             missing: 0,
+            is_foreign: false,
         };
         (0..ENTRIES.into()).try_for_each(|number| receiver.post(number))?;
         Ok(receiver)
@@ -272,14 +279,17 @@ impl Receiver {
         Ok(self.front.vrings[TO_GUEST].driver.push(&[range], buffer)?)
     }
 
-    /// Takes the next whole frame from the vring. Returns `false` if none is there.
+    /// Takes the next whole frame of the sender from the vring. Returns `false` if none is there. Announcements of a card are
+    /// no frames of the sender.
     fn pop(&mut self) -> anyhow::Result<bool> {
         while let Some(used) = self.front.vrings[TO_GUEST].driver.pop()? {
             if self.missing == 0 {
-                let header = self.front.memory.fetch::<MODERN_LEN>(self.at(used.token))?;
-                let header = VnetHeader::from_modern(&header.into_unchecked());
+                let start = self.front.memory.fetch::<START>(self.at(used.token))?;
+                let start = start.into_unchecked();
+                let header = start.first_chunk().map(VnetHeader::from_modern).unwrap_or_default();
+                self.is_foreign = !start.ends_with(&IPV4_TYPE);
                 ensure!(
-                    header.gso_type == self.gso_type,
+                    self.is_foreign || header.gso_type == self.gso_type,
                     "a frame has segmentation type {} in place of {}",
                     header.gso_type,
                     self.gso_type
@@ -288,11 +298,21 @@ impl Receiver {
             }
             self.parts.push((used.token, used.len as usize));
             self.missing -= 1;
-            if self.missing == 0 {
+            if self.missing == 0 && self.is_foreign {
+                self.return_parts()?;
+            } else if self.missing == 0 {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Returns the buffers of a frame to the vring.
+    fn return_parts(&mut self) -> anyhow::Result<()> {
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.drain(..).try_for_each(|(buffer, _)| self.post(buffer))?;
+        self.parts = parts;
+        Ok(())
     }
 
     /// Checks the frame that was popped, and returns its buffers to the vring.
@@ -315,9 +335,7 @@ impl Receiver {
                 reading.add(piece);
             }
         }
-        let mut parts = std::mem::take(&mut self.parts);
-        parts.drain(..).try_for_each(|(buffer, _)| self.post(buffer))?;
-        self.parts = parts;
+        self.return_parts()?;
         Ok(self.checker.take_reading(reading))
     }
 }
