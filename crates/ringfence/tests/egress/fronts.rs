@@ -79,7 +79,7 @@ fn container_has_the_policy_that_podman_passes_and_its_published_ports() {
          cat > inside.sh <<'END'\n{}END
          nsenter --net=netns sh -ec '. ./inside.sh'
          nsenter --net=netns python3 -m http.server 80 >/dev/null 2>&1 & web=$!
-         until [ -e asked ]; do nsenter --net=netns curl -s --max-time 20 http://other.test/ > second || :; sleep 0.05; done
+         until [ -e asked ] && [ -s second ]; do nsenter --net=netns curl -s --max-time 20 http://other.test/ > second || :; sleep 0.05; done
          nsenter --net=netns curl -s --max-time 20 http://a.test/ >> second || echo \"second $?\" >> second
          kill $web; wait $web || :
          umount -l netns; rm netns
