@@ -63,7 +63,7 @@ pub(crate) struct LinuxArgs {
     /// Debian release of the kernel; by default this computer's
     #[arg(long, value_enum)]
     pub(crate) suite: Option<Release>,
-    /// Debian release of QEMU; by default this computer's
+    /// Debian release of QEMU and passt; by default this computer's
     #[arg(long, value_enum, value_name = "SUITE")]
     pub(crate) qemu: Option<Release>,
 }
