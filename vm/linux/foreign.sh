@@ -32,5 +32,3 @@ check_testpmd() {
 
 # scan_testpmd NAME NETWORK: prints the result of a search for a secret in the memory of a testpmd while data pass.
 scan_testpmd() { scan $1 traffic many $2.1 7003 10 128; }
-
-check_kernel() { check_not 'the kernel has no complaint' sh -c 'dmesg | grep "WARNING:\|BUG:\|Oops"'; }

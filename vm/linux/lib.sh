@@ -107,3 +107,6 @@ features_are_negotiated() {
         test "$(cut -c $((bit + 1)) /sys/class/net/eth0/device/features)" = 1 || return
     done
 }
+
+# check_kernel: checks that the machine's kernel has printed no warning, fault or bug.
+check_kernel() { check_not 'the kernel has no complaint' sh -c 'dmesg | grep "WARNING:\|BUG:\|Oops"'; }
