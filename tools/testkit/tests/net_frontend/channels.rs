@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ringfence_access::Mode;
 use ringfence_frame::testing::frame;
 use ringfence_sys::descriptors::testing::send_raw;
-use ringfence_testkit::net::process::{alone, descriptors, descriptors_settled};
+use ringfence_testkit::net::process::{alone, close_at_once, descriptors, descriptors_settled};
 use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
 use ringfence_wire::netif::Status;
 use ringfence_wire::xenbus::XenbusState;
@@ -95,7 +95,7 @@ fn notify_to_guest_that_never_reads_does_not_block() {
 #[test]
 fn closed_tx_channel_closes_device() {
     let mut scene = Scene::new();
-    scene.guest.channels.clear();
+    close_at_once(std::mem::take(&mut scene.guest.channels));
     scene.send_packet();
     scene.check_device_closed("channel_closed");
 }
@@ -103,7 +103,7 @@ fn closed_tx_channel_closes_device() {
 #[test]
 fn closed_rx_channel_closes_device() {
     let mut scene = Scene::new();
-    scene.guest.channels.truncate(1);
+    close_at_once(scene.guest.channels.pop());
     scene.guest.rx.page.store_u32(12, 1, Ordering::Release).unwrap();
     scene.guest.post_buffers([16]);
     assert_eq!(scene.stage.send(scene.guest.vif, &[frame(1, 60)]), None);
