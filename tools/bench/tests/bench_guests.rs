@@ -78,6 +78,14 @@ fn uplink_measures_request_and_answer() {
 }
 
 #[test]
+fn uplink_without_a_congestion_control_to_choose_fails() {
+    require!(Need::Guests, Need::Root, Need::Program("ip", "iproute2"));
+    let done = bench(&["uplink"], "--case tcp-rr --seconds 0.3 --rounds 1 --congestion none-such");
+    let problem = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && problem.contains("nothing was measured"), "{problem}");
+}
+
+#[test]
 fn redesigned_measures_each_mode_and_revocation() {
     require!(Need::Guests);
     let options = "--json --seconds 0.3 --rounds 1 --experiments guest-guest --modes copy,window";

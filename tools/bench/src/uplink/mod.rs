@@ -96,23 +96,27 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     let has_lookups = args.cases().iter().any(|case| case.kind == WorkloadKind::BulkDns);
     let _name_server = has_lookups.then(|| NameServer::start(peers::run)).transpose()?;
     let report = Report::begin(report::layout(), Format::of(args.json))?;
+    let (mut passes, mut measured) = (0, 0);
     for congestion in &args.congestion {
         if let Err(error) = choose_congestion(congestion) {
             eprintln!("ringfence: {congestion} is left out: {}", causes(&error));
             continue;
         }
+        passes += 1;
         let outside = args.policy.then(|| Outside::start(congestion)).transpose()?;
         let to = outside.as_ref().map_or(own, Outside::to);
         for case in args.cases() {
             // Datagrams have no congestion control, so one pass suffices.
             let is_datagrams = matches!(case.kind, WorkloadKind::UdpStream | WorkloadKind::BulkDns);
-            if is_datagrams && Some(congestion) != args.congestion.first() {
+            if is_datagrams && passes > 1 {
                 continue;
             }
             let rows = measure(args, &peers, &case, congestion, to)?;
             rows.iter().try_for_each(|row| report.row(row))?;
+            measured += rows.len();
         }
     }
+    ensure!(measured > 0, "nothing was measured: each peer or congestion control was left out");
     report.end()
 }
 
