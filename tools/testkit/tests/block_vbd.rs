@@ -170,6 +170,34 @@ fn memory_pressure_leaves_a_share_of_the_pages_at_both_ends_and_io_goes_on() {
 }
 
 #[test]
+fn memory_pressure_at_a_frontend_whose_backend_keeps_all_pages_mapped_fails_no_request() {
+    const LENGTH: u64 = 65_536;
+    const DEPTH: u64 = 32;
+    let mut stage = Stage::new();
+    let options = BlkfrontOptions::default();
+    let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
+    let front = guest.disk();
+    let mut driver = Driver::new(front.queue(32).unwrap());
+    let share = Share::WHOLE.halved().halved();
+    // Enough that each page is returned under pressure, and stays mapped.
+    for round in 0..100 {
+        if round == 20 {
+            front.set_share(share);
+        }
+        for n in 0..DEPTH {
+            let segments = vec![Segment::from(LentSlice::anonymous(65_536))];
+            driver.submit(Op::Read, n * LENGTH, LENGTH, segments);
+        }
+        while driver.in_flight() > 0 {
+            for done in driver.wait().unwrap() {
+                assert_eq!(done.result, Ok(()), "round {round}: {} pages", front.lent_pages());
+            }
+        }
+    }
+    assert!(front.lent_pages() <= options.pages, "{}", front.lent_pages());
+}
+
+#[test]
 fn frontend_with_three_pages_completes_all_requests() {
     for persistent in [true, false] {
         let mut stage = Stage::new();

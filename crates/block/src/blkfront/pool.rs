@@ -2,8 +2,10 @@
 //!
 //! A page comes from the grant window of the ring, if there is one, or from an ordinary grant. Ordinary
 //! grants are kept between requests (persistent grants) or made for each request. The number of lent pages
-//! is bounded. Pages that the backend keeps mapped after a revoke are stuck: they are tried again later.
+//! is bounded. A persistent page that the backend keeps mapped cannot be revoked, so it carries data again. Other pages that the
+//! backend keeps mapped after a revoke are stuck: they are tried again later.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use ringfence_access::window::{HeldTooLong, RingWindow, SourceLevels, pages_under_pressure};
@@ -64,13 +66,15 @@ impl Page {
 
 /// Pages of one ring.
 ///
-/// Persistent pages are reused last in, first out: few pages stay hot, and the backend finds them mapped.
+/// Persistent pages are reused last in, first out: few pages stay hot, and the backend finds them mapped. Under memory pressure
+/// the one that was used longest ago is revoked for each one that is returned.
 /// Other pages are lent for one request and revoked after it. With a grant window, ordinary grants are used
 /// only while the backend holds too many pages of the window.
 pub(super) struct LentPool<G> {
     granter: G,
     keeps: bool,
-    free: Vec<Lease>,
+    /// Idle pages; the one that was used last is at the end.
+    free: VecDeque<Lease>,
     /// Number of pages lent, including those in use.
     lent: usize,
     limit: usize,
@@ -80,7 +84,7 @@ pub(super) struct LentPool<G> {
     window_pages: u32,
     /// Pages that could not be revoked because the backend keeps them mapped.
     stuck: Vec<Lease>,
-    /// Time at which these are tried again.
+    /// Time at which these, and the surplus of idle pages, are tried again.
     retry: Option<Instant>,
     window: Option<RingWindow>,
 }
@@ -91,7 +95,7 @@ impl<G: Granter> LentPool<G> {
         LentPool {
             granter,
             keeps,
-            free: Vec::new(),
+            free: VecDeque::new(),
             lent: 0,
             limit,
             kept_most: limit,
@@ -119,7 +123,13 @@ impl<G: Granter> LentPool<G> {
     }
 
     fn lend(&mut self, access: Access) -> Option<Lease> {
-        if let Some(page) = self.free.pop() {
+        if let Some(page) = self.free.pop_back() {
+            return Some(page);
+        }
+        // The backend has it mapped, as it may have any persistent page.
+        if self.keeps
+            && let Some(page) = self.stuck.pop()
+        {
             return Some(page);
         }
         if self.lent >= self.limit {
@@ -145,8 +155,9 @@ impl<G: Granter> LentPool<G> {
     pub(super) fn give_back(&mut self, page: Page) {
         match (page, &mut self.window) {
             (Page::Windowed { page, .. }, Some(window)) => window.give_back(page),
-            (Page::Lent(page), _) if self.keeps && self.lent <= self.kept_most => {
-                self.free.push(page);
+            (Page::Lent(page), _) if self.keeps => {
+                self.free.push_back(page);
+                self.revoke_surplus_page();
             }
             (Page::Lent(page), _) => self.take_back(page),
             (Page::Windowed { .. }, None) => debug_assert!(false, "a page of no window"),
@@ -157,6 +168,7 @@ impl<G: Granter> LentPool<G> {
     pub(super) fn reclaim(&mut self) -> Result<(), HeldTooLong> {
         if self.retry.is_some_and(|retry| Instant::now() >= retry) {
             self.retry_stuck();
+            self.revoke_surplus();
         }
         self.window.as_mut().map_or(Ok(()), RingWindow::reclaim)
     }
@@ -166,11 +178,7 @@ impl<G: Granter> LentPool<G> {
     pub(super) fn set_share(&mut self, share: Share) {
         let limit = u32::try_from(self.limit).unwrap_or(u32::MAX);
         self.kept_most = usize_from(share.of(limit, KEPT_LEAST));
-        // The pages that were used last are at the end; the backend probably has them mapped.
-        let surplus = self.lent.saturating_sub(self.kept_most).min(self.free.len());
-        for page in self.free.drain(..surplus).collect::<Vec<_>>() {
-            self.take_back(page);
-        }
+        self.revoke_surplus();
         if let Some(window) = &mut self.window {
             window.resize(pages_under_pressure(share, self.window_pages));
         }
@@ -181,12 +189,38 @@ impl<G: Granter> LentPool<G> {
         self.window.as_mut().map(RingWindow::levels)
     }
 
+    /// Revokes idle pages above the share that is kept, as far as the backend has not mapped them.
+    fn revoke_surplus(&mut self) {
+        let surplus = self.lent.saturating_sub(self.kept_most).min(self.free.len());
+        (0..surplus).for_each(|_| self.revoke_surplus_page());
+        if self.lent > self.kept_most {
+            self.retry_later();
+        }
+    }
+
+    /// Revokes the idle page that was used longest ago if more pages are lent than are kept. A page that the backend keeps
+    /// mapped is the next one to be used instead.
+    fn revoke_surplus_page(&mut self) {
+        if self.lent <= self.kept_most {
+            return;
+        }
+        let Some(page) = self.free.pop_front() else { return };
+        match self.granter.take_back(page) {
+            Ok(()) => self.lent = self.lent.saturating_sub(1),
+            Err(still) => self.free.push_back(still.lease),
+        }
+    }
+
+    fn retry_later(&mut self) {
+        self.retry.get_or_insert_with(|| Instant::now() + RETRY_INTERVAL);
+    }
+
     fn take_back(&mut self, page: Lease) {
         match self.granter.take_back(page) {
             Ok(()) => self.lent = self.lent.saturating_sub(1),
             // The page still counts as lent.
             Err(still) => {
-                self.retry.get_or_insert_with(|| Instant::now() + RETRY_INTERVAL);
+                self.retry_later();
                 self.stuck.push(still.lease);
             }
         }
