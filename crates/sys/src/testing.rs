@@ -8,6 +8,8 @@
 
 // #syscall none: for tests
 
+pub mod starts;
+
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;

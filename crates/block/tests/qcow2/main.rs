@@ -15,12 +15,13 @@ mod overlay;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ringfence_block::storage::file::{CacheMode, FileOptions};
 use ringfence_block::storage::qcow2::{ChainError, ImageOptions, OpenChain, QcowDisk};
 use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::storage::{Disk, Op};
+use ringfence_sys::testing::starts;
+pub(crate) use ringfence_sys::testing::starts::prevent as no_process_starts;
 
 /// Returns from the test unless QEMU's programs are installed.
 macro_rules! require_qemu {
@@ -36,17 +37,9 @@ macro_rules! require_qemu {
 }
 pub(crate) use require_qemu;
 
-/// Waits until no thread starts a process, and prevents it from then on. A child has copies of all descriptors until it executes
-/// its program, so an image that is closed here is still locked by a child that another thread starts.
-pub(crate) fn no_process_starts() -> MutexGuard<'static, ()> {
-    static STARTING: Mutex<()> = Mutex::new(());
-    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Starts a process while no other thread starts one.
+/// Starts a process. An image that another thread closes meanwhile is not locked any more once the process runs.
 pub(crate) fn spawn(command: &mut Command) -> Child {
-    let _one = no_process_starts();
-    command.spawn().unwrap()
+    starts::spawn(command).unwrap()
 }
 
 /// Clusters that `qemu-img check` counts.

@@ -3,11 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lock that [`alone`] holds while its process starts: until the process runs its program, it has a copy of each descriptor.
-static STARTS: Mutex<()> = Mutex::new(());
+pub use ringfence_sys::testing::starts::close as close_at_once;
+use ringfence_sys::testing::starts::spawn;
 
 /// Returns the number of open descriptors.
 pub fn descriptors() -> usize {
@@ -50,18 +49,8 @@ pub fn alone(name: &str, body: impl FnOnce()) {
     let mut command = Command::new(this);
     command.args(["--exact", name, "--nocapture"]).env("RINGFENCE_TEST_ALONE", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = {
-        let _guard = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
-        command.spawn()
-    };
-    let run = started.unwrap().wait_with_output().unwrap();
+    let run = spawn(&mut command).unwrap().wait_with_output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     // With a wrong name no test would have run.
     assert!(run.status.success() && out.contains("1 passed"), "{out}{err}");
-}
-
-/// Closes the descriptors of `ends` while no process of [`alone`] starts, so that their peers observe it at once.
-pub fn close_at_once<T>(ends: T) {
-    let _guard = STARTS.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(ends);
 }
