@@ -37,8 +37,10 @@ fn rule(address: &str, (first, last, to): (u16, u16, u16)) -> Rule {
 fn uplink(far: Channel) -> std::thread::JoinHandle<Vec<ForwardedPortOrder>> {
     std::thread::spawn(move || {
         let mut orders = Vec::new();
-        while let Ok((UplinkOrder::Port(order), _)) = far.receive::<UplinkOrder>() {
+        while let Ok((UplinkOrder::Port(order), sockets)) = far.receive::<UplinkOrder>() {
             orders.push(order);
+            // Their ports are free before the answer, as those that the uplink closes are.
+            sockets.close_internet_sockets();
             let (ForwardedPortOrder::Open { id, .. } | ForwardedPortOrder::Close { id }) = order
             else {
                 continue;

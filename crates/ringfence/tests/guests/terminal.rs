@@ -383,9 +383,8 @@ fn command_in_the_background_stops_when_it_reads_the_terminal() {
         shell.expect("here-42");
         let stopped = |shell: &mut Screen| {
             shell.press("jobs\n");
-            shell.expect("outer> ");
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            shell.said.text().contains("Stopped")
+            shell.expect("[1] + ");
+            shell.expect("ringfence run").contains("Stopped")
         };
         assert!(eventually(MOMENT, || stopped(&mut shell)), "{options} {}", shell.said.text());
         shell.press("fg\n");

@@ -65,12 +65,15 @@ impl Screen {
         self.expect(line);
     }
 
-    /// Waits until the text is on the screen, after the text of the last call.
-    pub fn expect(&mut self, text: &str) {
+    /// Waits until the text is on the screen, after the text of the last call. Returns what is between both.
+    pub fn expect(&mut self, text: &str) -> String {
         let found = eventually(MOMENT, || self.said.text()[self.read..].contains(text));
         let all = self.said.text();
         assert!(found, "{text:?} did not come; the screen:\n{all}");
-        self.read += all[self.read..].find(text).unwrap() + text.len();
+        let begin = self.read;
+        let at = begin + all[begin..].find(text).unwrap();
+        self.read = at + text.len();
+        all[begin..at].to_owned()
     }
 
     /// Changes the width of the window.
