@@ -41,8 +41,32 @@ enum Connection {
     /// The command's own terminal is not made yet.
     Planned(UserTerminal),
     Relay(Relay),
-    /// The command shares the user's terminal. With the modes of the launcher's start.
-    Shared(UserTerminal, Option<Termios>),
+    /// The command shares the user's terminal.
+    Shared(SharedTerminal),
+}
+
+/// Terminal of the user that the command shares.
+#[derive(Debug)]
+struct SharedTerminal {
+    user: UserTerminal,
+    /// Modes at the launcher's start.
+    modes: Option<Termios>,
+    /// Set if the launcher has moved the command to the foreground. Otherwise it is another job's, such as the shell's.
+    has_foreground: bool,
+}
+
+impl SharedTerminal {
+    /// Moves the foreground from the command to the launcher. A terminal that is another job's stays as it is: a shell whose
+    /// terminal is taken reads the end of its input.
+    fn take_back(&mut self, restores_modes: bool) {
+        if !std::mem::take(&mut self.has_foreground) {
+            return;
+        }
+        self.user.take_back();
+        if restores_modes {
+            self.modes.iter().for_each(|modes| self.user.set_modes(modes));
+        }
+    }
 }
 
 /// Terminal of a guest's command.
@@ -70,7 +94,7 @@ impl CommandTerminal {
             TerminalChoice::Shared if !user.is_controlling() => return None,
             TerminalChoice::Shared => {
                 let modes = user.modes();
-                Connection::Shared(user, modes)
+                Connection::Shared(SharedTerminal { user, modes, has_foreground: false })
             }
         };
         Some(CommandTerminal { connection, is_eager, resumed: 0 })
@@ -133,6 +157,7 @@ impl CommandTerminal {
             Some(wanted @ (Signal::TTIN | Signal::TTOU)) => {
                 if !self.stop(wanted, false, send) && !self.is_foreground() {
                     // Nobody can give this job the keys. The command waits for them.
+                    self.note_foreground();
                     self.resumed += 1;
                     send(ToGuest::Continue { foreground: true, number: self.resumed });
                 }
@@ -152,10 +177,7 @@ impl CommandTerminal {
         match &mut self.connection {
             Connection::Planned(_) => {}
             Connection::Relay(relay) => relay.detach(),
-            Connection::Shared(user, modes) => {
-                user.take_back();
-                modes.iter().for_each(|modes| user.set_modes(modes));
-            }
+            Connection::Shared(shared) => shared.take_back(true),
         }
         let was_stopped = signals::stop(signal, whole_job).unwrap_or(false);
         let is_wanted = matches!(signal, Signal::TTIN | Signal::TTOU);
@@ -178,9 +200,18 @@ impl CommandTerminal {
         send(ToGuest::Continue { foreground, number: self.resumed });
     }
 
+    /// Gives the command the keys, once it is in the foreground of its terminal.
     fn attach(&mut self, on_demand: bool) {
         if let Connection::Relay(relay) = &mut self.connection {
             relay.attach(on_demand);
+        }
+        self.note_foreground();
+    }
+
+    /// Notes that the command is moved to the foreground of a shared terminal.
+    fn note_foreground(&mut self) {
+        if let Connection::Shared(shared) = &mut self.connection {
+            shared.has_foreground = true;
         }
     }
 
@@ -202,7 +233,8 @@ impl CommandTerminal {
 
     fn is_foreground(&self) -> bool {
         match &self.connection {
-            Connection::Planned(user) | Connection::Shared(user, _) => user.is_foreground(),
+            Connection::Planned(user) => user.is_foreground(),
+            Connection::Shared(shared) => shared.user.is_foreground(),
             Connection::Relay(relay) => relay.is_foreground(),
         }
     }
@@ -253,11 +285,8 @@ impl CommandTerminal {
                     let _ = rustix::process::kill_current_process_group(signal);
                 }
             }
-            Connection::Shared(user, modes) => {
-                user.take_back();
-                if !matches!(ending, Some(Ending::Exited(_))) {
-                    modes.iter().for_each(|modes| user.set_modes(modes));
-                }
+            Connection::Shared(shared) => {
+                shared.take_back(!matches!(ending, Some(Ending::Exited(_))));
             }
         }
     }

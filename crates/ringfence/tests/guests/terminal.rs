@@ -400,6 +400,24 @@ fn command_in_the_background_stops_when_it_reads_the_terminal() {
 }
 
 #[test]
+fn command_that_ends_in_the_background_leaves_the_terminal_to_its_shell() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    for options in ["", "--terminal shared"] {
+        // The first one stops, because it reads the terminal, and is killed.
+        for (script, end) in [("read line", "sleep 1; kill -9 $!"), ("true", "wait")] {
+            shell.press(&format!("{} sh -c '{script}' & {end}\n", run(options)));
+            shell.press("echo here-$((40+2))\n");
+            shell.expect("here-42");
+            shell.expect("outer> ");
+        }
+    }
+    shell.press("exit\n");
+    shell.finish();
+}
+
+#[test]
 fn command_in_a_pipeline_gets_keys_once_it_reads_the_terminal() {
     require!(Need::Guests, SETSID);
     let lab = Lab::new();
