@@ -1,5 +1,7 @@
 //! Counts of `perf stat` on the processes of a benchmark during a phase.
 
+pub(super) mod heap;
+
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +23,8 @@ const MISSING: &str =
 
 /// A running `perf stat`. It counts from [`PerfStat::begin`] to [`PerfStat::end`].
 pub(super) struct PerfStat {
-    event: &'static str,
+    /// Name of the event, or beginning of the names of several events.
+    event: String,
     perf: Child,
     orders: File,
     answers: BufReader<File>,
@@ -29,8 +32,8 @@ pub(super) struct PerfStat {
 }
 
 impl PerfStat {
-    /// Attaches to processes and begins to count an event.
-    pub(super) fn begin(event: &'static str, pids: &[u32]) -> anyhow::Result<PerfStat> {
+    /// Attaches to processes and begins to count an event, or a group of events: `GROUP:*`.
+    pub(super) fn begin(event: &str, pids: &[u32]) -> anyhow::Result<PerfStat> {
         let directory = std::env::temp_dir().join(format!("ringfence-perf-{}", std::process::id()));
         std::fs::create_dir(&directory).with_context(|| format!("{}", directory.display()))?;
         let started = PerfStat::start(event, pids, &directory);
@@ -42,7 +45,7 @@ impl PerfStat {
         Ok(perf)
     }
 
-    fn start(event: &'static str, pids: &[u32], directory: &Path) -> anyhow::Result<PerfStat> {
+    fn start(event: &str, pids: &[u32], directory: &Path) -> anyhow::Result<PerfStat> {
         let [orders, answers] = ["orders", "answers"].map(|name| directory.join(name));
         for fifo in [&orders, &answers] {
             rustix::fs::mknodat(CWD, fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
@@ -57,6 +60,7 @@ impl PerfStat {
         let open = |path| OpenOptions::new().read(true).write(true).open(path).context("a fifo");
         let (orders, answers) = (open(&orders)?, BufReader::new(open(&answers)?));
         let perf = perf.spawn().context(MISSING)?;
+        let event = event.trim_end_matches('*').to_owned();
         Ok(PerfStat { event, perf, orders, answers, directory: directory.to_owned() })
     }
 
@@ -83,7 +87,7 @@ impl PerfStat {
         text
     }
 
-    /// Stops the count and returns it.
+    /// Stops the count and returns it, in total if there are several events.
     pub(super) fn end(mut self) -> anyhow::Result<u64> {
         self.order("disable")?;
         let pid = i32::try_from(self.perf.id()).ok().and_then(rustix::process::Pid::from_raw);
@@ -91,10 +95,7 @@ impl PerfStat {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).context("ending perf")?;
         let text = self.stderr_tail();
         self.perf.wait()?;
-        let line = text.lines().find(|line| line.contains(self.event));
-        let count =
-            line.and_then(|line| line.split(',').next()).and_then(|field| field.parse().ok());
-        count.with_context(|| format!("perf said {text:?}"))
+        total(&text, &self.event).with_context(|| format!("perf said {text:?}"))
     }
 }
 
@@ -105,6 +106,14 @@ impl Drop for PerfStat {
         let _ = self.perf.wait();
         remove(&self.directory);
     }
+}
+
+/// Returns the sum of the counts of events whose names contain `event`, in the output of perf. `None` if there is no count, or
+/// one is no number.
+fn total(text: &str, event: &str) -> Option<u64> {
+    let mut lines = text.lines().filter(|line| line.contains(event)).peekable();
+    lines.peek()?;
+    lines.map(|line| line.split(',').next()?.parse::<u64>().ok()).sum()
 }
 
 /// Returns the reason for which this machine counts no event of a kind; `None` if it does.
@@ -133,6 +142,15 @@ fn remove(directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_of_a_group_are_summed_and_a_missing_one_is_no_count() {
+        let text =
+            "12,,g_1:malloc,900,100.00,,\n30,,g_1:realloc,900,100.00,,\n7,,other,900,100.00,,\n";
+        assert_eq!([total(text, "g_1:"), total(text, "other")], [Some(42), Some(7)]);
+        let broken = format!("{text}<not counted>,,g_1:calloc,0,0.00,,\n");
+        assert_eq!([total(&broken, "g_1:"), total(&broken, "none")], [None, None]);
+    }
 
     #[test]
     fn missing_event_has_a_reason_and_a_counted_one_has_none() {

@@ -47,11 +47,17 @@ fn check_ratios(row: &Value) {
     assert!(row["ours_to_this"].is_null(), "{row}");
 }
 
-/// Checks the count of system calls, which only root and a kernel with tracepoints have.
-fn check_syscalls(row: &Value, field: &str, is_polling: bool) {
-    match row[field].as_f64() {
-        Some(count) => assert!(is_polling || count > 0.0, "{field}: {row}"),
+/// Checks the counts of system calls and allocations, which only root and a kernel with tracepoints have. `each` is the end of
+/// their names.
+fn check_counts(row: &Value, each: &str, is_polling: bool) {
+    match row[format!("syscalls_{each}")].as_f64() {
+        Some(count) => assert!(is_polling || count > 0.0, "{row}"),
         None => skip_for_the_kernel("perf counts no system calls here"),
+    }
+    match row[format!("allocations_{each}")].as_f64() {
+        // Chains and requests are passed without one. What is left are answers to questions about the state.
+        Some(count) => assert!(count < 1.0 || row["program"] != "ringfence", "{row}"),
+        None => skip_for_the_kernel("perf counts no allocations here"),
     }
 }
 
@@ -63,6 +69,13 @@ fn each_way_of_a_disk_has_a_row_with_its_ratio_to_trust() {
     for row in &found {
         for field in ["iops", "front_cpu_ns_per_request"] {
             assert!(number(row, field) > 0.0, "{field}: {row}");
+        }
+        // A shield copies headers and status bytes, too. The requests that it copies before and behind the measured time count.
+        let copies = number(row, "copies_per_byte");
+        match row["way"].as_str() {
+            Some("trust") => assert!(copies == 0.0, "{row}"),
+            Some("pool") => assert!((copies - 1.0).abs() < f64::EPSILON, "{row}"),
+            _ => assert!((1.0..1.1).contains(&copies), "{row}"),
         }
         // A busy pair needs no notification.
         for field in ["kicks_per_request", "calls_per_request"] {
@@ -82,7 +95,7 @@ fn single_request_in_flight_is_notified_in_both_directions() {
         for field in ["kicks_per_request", "calls_per_request"] {
             assert!(number(row, field) > 0.0, "{field}: {row}");
         }
-        check_syscalls(row, "syscalls_per_request", false);
+        check_counts(row, "per_request", false);
     }
 }
 
@@ -100,7 +113,7 @@ fn each_way_of_a_card_has_a_row_for_both_directions_and_super_packets() {
         }
         assert!(row.get("skipped").is_none(), "{row}");
         check_ratios(row);
-        check_syscalls(row, "syscalls_per_packet", false);
+        check_counts(row, "per_packet", false);
     }
 }
 
@@ -116,7 +129,7 @@ fn testpmd_forwards_the_same_packets_and_is_compared() {
     let row = &found[1];
     assert!(number(row, "pps") > 0.0 && number(row, "ours_to_this") > 0.0, "{row}");
     assert!(row["to_trust"].is_null(), "{row}");
-    check_syscalls(row, "syscalls_per_packet", true);
+    check_counts(row, "per_packet", true);
     assert_eq!(found[3]["skipped"], "super-packets arrive changed through testpmd");
 }
 
@@ -153,7 +166,7 @@ fn other_program_serves_the_same_file_and_is_compared() {
     for row in &found[1..] {
         assert!(number(row, "iops") > 0.0 && number(row, "ours_to_this") > 0.0, "{row}");
         assert!(row["to_trust"].is_null(), "{row}");
-        check_syscalls(row, "syscalls_per_request", false);
+        check_counts(row, "per_request", false);
     }
     assert!(path.exists(), "the file of the user stays");
 }

@@ -11,7 +11,7 @@ use ringfence_wire::virtio_blk::SECTOR;
 use super::args::{BlkArgs, DiskPeer, Way};
 use super::disk::{DISK, DiskFront, Requests, stamp};
 use super::measure::{DeviceRun, Program, Workload, measure};
-use super::report::{CostNames, Row, figure, names, with_costs};
+use super::report::{CostNames, Row, counted_figure, figure, names, with_costs};
 use super::servers::Servers;
 use crate::block::args::ImageFormat;
 use crate::harness::{Layout, left, right};
@@ -91,6 +91,20 @@ impl Workload for DiskWork {
         if way == Way::Shield { servers.start_shield(&socket) } else { Ok(socket) }
     }
 
+    fn copied(
+        &self,
+        program: Program<DiskPeer>,
+        way: Way,
+        servers: &Servers,
+    ) -> anyhow::Result<Option<u64>> {
+        match (program, way) {
+            // The kernel moves the data between the file and the memory of the machine.
+            (Program::Ringfence, Way::Trust | Way::Pool) => Ok(Some(0)),
+            (Program::Ringfence, Way::Shield) => servers.copied_by_shield().map(Some),
+            (Program::Other(_), _) => Ok(None),
+        }
+    }
+
     fn connect(
         &self,
         program: Program<DiskPeer>,
@@ -106,6 +120,7 @@ const COSTS: CostNames = CostNames {
     front_ns: "front_cpu_ns_per_request",
     backend_ns: "backend_cpu_ns_per_request",
     syscalls: "syscalls_per_request",
+    allocations: "allocations_per_request",
     kicks: "kicks_per_request",
     calls: "calls_per_request",
 };
@@ -115,6 +130,12 @@ fn mib_per_s(row: &Row<DiskWork>) -> Option<f64> {
     figure(row, |run| run.rate() * block / f64::from(1 << 20))
 }
 
+/// Returns the number of copies of each byte of data.
+fn copies(row: &Row<DiskWork>) -> Option<f64> {
+    let block = f64::from(row.case.work.requests.block);
+    counted_figure(row, |run| run.copied.map(|bytes| run.each(bytes) / block))
+}
+
 fn layout() -> Layout<Row<DiskWork>> {
     let layout = names()
         .column("rw", |row: &Row<DiskWork>| row.case.work.requests.rw.name(), left("rw", 9))
@@ -122,7 +143,8 @@ fn layout() -> Layout<Row<DiskWork>> {
         .field("depth", |row| row.case.work.requests.depth)
         .field("cache", |row| row.case.work.cache.to_string())
         .column("iops", |row| figure(row, DeviceRun::rate), right("IOPS", 8))
-        .column("mib_per_s", mib_per_s, right("MiB/s", 8));
+        .column("mib_per_s", mib_per_s, right("MiB/s", 8))
+        .column("copies_per_byte", copies, right("copies", 6).digits(2));
     with_costs(layout, &COSTS)
 }
 

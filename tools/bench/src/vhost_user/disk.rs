@@ -112,6 +112,7 @@ impl DiskFront {
             if let Some(private) = &mut self.private {
                 stamp(private, sector, per_block);
                 memory.copy_from(at + DATA_AT, private)?;
+                self.worked.copied += u64::from(self.work.block);
             } else {
                 for (number, at) in (sector..sector + per_block).zip((at + DATA_AT..).step_by(512))
                 {
@@ -140,6 +141,7 @@ impl DiskFront {
             let mut found = [0; 8];
             if let Some(private) = &mut self.private {
                 memory.copy_to(at + DATA_AT, private)?;
+                self.worked.copied += u64::from(self.work.block);
                 found.copy_from_slice(&private[..8]);
             } else {
                 memory.copy_to(at + DATA_AT, &mut found)?;

@@ -30,6 +30,8 @@ pub(super) struct Worked {
     pub(super) kicks: u64,
     /// Notifications from the device: writes of the backend, or of the shield, to an eventfd.
     pub(super) calls: u64,
+    /// Bytes of data that the front-end copied to a pool or from it.
+    pub(super) copied: u64,
 }
 
 /// Front-end that is connected to a device.

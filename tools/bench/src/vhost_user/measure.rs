@@ -1,5 +1,6 @@
 //! Measurement of the cases of a device: one way, one program and one work each.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::args::{RunArgs, Way};
@@ -7,13 +8,14 @@ use super::front::{FrontEnd, Worked};
 use super::report::Row;
 use super::servers::Servers;
 use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, progress};
+use crate::perf::heap::HeapProbes;
 use crate::perf::{self, PerfStat, SYSCALLS};
 
 /// Warm-up of a run.
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Pause behind the warm-up: the device sleeps, so its first request has a notification.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time in which system calls are counted, behind the measured time: the count makes each of them slower.
+/// Time of each count behind the measured time: it makes what it counts slower.
 const COUNTED: Duration = Duration::from_millis(300);
 
 /// Work of a front-end, and the device that it needs.
@@ -41,6 +43,18 @@ pub(super) trait Workload: Clone + PartialEq + 'static {
         way: Way,
         servers: &mut Servers,
     ) -> anyhow::Result<Self::Sockets>;
+
+    /// Returns the number of bytes that the processes have copied so far; `None` if they do not count that.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a process does not answer.
+    fn copied(
+        &self,
+        program: Program<Self::Peer>,
+        way: Way,
+        servers: &Servers,
+    ) -> anyhow::Result<Option<u64>>;
 
     /// Connects the front-end, and sets the device up.
     ///
@@ -74,8 +88,30 @@ pub(super) struct DeviceCase<W: Workload> {
     pub(super) way: Way,
     pub(super) work: W,
     seconds: Duration,
-    /// The machine can count system calls.
-    counts: bool,
+    counts: Counts,
+}
+
+/// Events that this machine counts.
+#[derive(Clone)]
+struct Counts {
+    syscalls: bool,
+    /// Probes of allocations.
+    heap: Option<Rc<HeapProbes>>,
+}
+
+impl Counts {
+    /// Finds out which events this machine counts. Says which ones it does not.
+    fn new() -> Counts {
+        let uncounted = perf::missing(SYSCALLS);
+        if let Some(why) = &uncounted {
+            eprintln!("ringfence: the count of system calls is SKIPPED: {why}");
+        }
+        let heap = HeapProbes::place();
+        if let Err(why) = &heap {
+            eprintln!("ringfence: the count of allocations is SKIPPED: {why}");
+        }
+        Counts { syscalls: uncounted.is_none(), heap: heap.ok().map(Rc::new) }
+    }
 }
 
 /// Result of a run.
@@ -86,6 +122,10 @@ pub(super) struct DeviceRun {
     pub(super) served_ns: u64,
     /// System calls of the backend and of the shield for each request or packet, if they were counted.
     pub(super) syscalls: Option<f64>,
+    /// Allocations of the backend and of the shield for each request or packet, if they were counted.
+    pub(super) allocations: Option<f64>,
+    /// Bytes that the front-end, the backend and the shield copied, if they are counted.
+    pub(super) copied: Option<u64>,
 }
 
 impl DeviceRun {
@@ -117,17 +157,23 @@ impl<W: Workload> DeviceCase<W> {
         let mut front = self.work.connect(self.program, self.way, &sockets)?;
         front.work(WARM_UP)?;
         std::thread::sleep(PAUSE);
-        let before = servers.cpu_ns()?;
+        let copied = || self.work.copied(self.program, self.way, servers);
+        let (copied_before, before) = (copied()?, servers.cpu_ns()?);
         let worked = front.work(self.seconds)?;
         let served_ns = servers.cpu_ns()?.saturating_sub(before);
-        let syscalls = self.counts.then(|| count_syscalls(servers, &mut front)).transpose()?;
-        Ok(DeviceRun { worked, served_ns, syscalls })
+        let by_servers = copied()?.zip(copied_before).map(|(after, before)| after - before);
+        let copied = by_servers.map(|bytes| bytes + worked.copied);
+        let Counts { syscalls, heap } = &self.counts;
+        let mut counted = |event: &str| count(event, servers, &mut front);
+        let syscalls = syscalls.then(|| counted(SYSCALLS)).transpose()?;
+        let allocations = heap.as_ref().map(|heap| counted(&heap.event())).transpose()?;
+        Ok(DeviceRun { worked, served_ns, syscalls, allocations, copied })
     }
 }
 
-/// Returns the system calls of the processes for each request or packet.
-fn count_syscalls(servers: &Servers, front: &mut impl FrontEnd) -> anyhow::Result<f64> {
-    let perf = PerfStat::begin(SYSCALLS, &servers.pids()?)?;
+/// Returns the events of the processes for each request or packet.
+fn count(event: &str, servers: &Servers, front: &mut impl FrontEnd) -> anyhow::Result<f64> {
+    let perf = PerfStat::begin(event, &servers.pids()?)?;
     let done = front.work(COUNTED)?.done;
     Ok(perf.end()? as f64 / done.max(1) as f64)
 }
@@ -159,16 +205,12 @@ pub(super) fn measure<W: Workload>(
     peers: &[W::Peer],
     layout: Layout<Row<W>>,
 ) -> anyhow::Result<()> {
-    let uncounted = perf::missing(SYSCALLS);
-    if let Some(why) = &uncounted {
-        eprintln!("ringfence: the count of system calls is SKIPPED: {why}");
-    }
-    let counts = uncounted.is_none();
+    let counts = Counts::new();
     let mut cases = Vec::new();
     for work in works {
         let case = |program, way| {
-            let (work, seconds) = (work.clone(), args.seconds);
-            DeviceCase { program, way, work, seconds, counts }
+            let (work, counts) = (work.clone(), counts.clone());
+            DeviceCase { program, way, work, seconds: args.seconds, counts }
         };
         cases.extend(args.ways.iter().map(|way| case(Program::Ringfence, *way)));
         cases.extend(peers.iter().map(|peer| case(Program::Other(*peer), Way::Trust)));

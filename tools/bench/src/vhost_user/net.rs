@@ -94,6 +94,11 @@ impl Workload for CardWork {
         Ok(CardSockets { near, far })
     }
 
+    /// Returns `None`: no counter of a card has the bytes that its process copies to the machine.
+    fn copied(&self, _: Program<CardPeer>, _: Way, _: &Servers) -> anyhow::Result<Option<u64>> {
+        Ok(None)
+    }
+
     fn connect(
         &self,
         _: Program<CardPeer>,
@@ -144,6 +149,7 @@ const COSTS: CostNames = CostNames {
     front_ns: "front_cpu_ns_per_packet",
     backend_ns: "backend_cpu_ns_per_packet",
     syscalls: "syscalls_per_packet",
+    allocations: "allocations_per_packet",
     kicks: "kicks_per_packet",
     calls: "calls_per_packet",
 };

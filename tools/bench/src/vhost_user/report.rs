@@ -13,6 +13,15 @@ pub(super) fn figure<W: Workload>(row: &Row<W>, figure: impl Fn(&DeviceRun) -> f
     Some(row.median(|run| run.as_ref().map_or(0.0, &figure)))
 }
 
+/// Returns the median of a figure that not each machine or program counts.
+pub(super) fn counted_figure<W: Workload>(
+    row: &Row<W>,
+    count: impl Fn(&DeviceRun) -> Option<f64>,
+) -> Option<f64> {
+    count(row.runs.first()?.as_ref().ok()?)?;
+    figure(row, |run| count(run).unwrap_or(0.0))
+}
+
 /// Returns the rate in terms of that of Ringfence with all memory; `None` if one of both is missing.
 fn ratio<W: Workload>(row: &Row<W>) -> Option<f64> {
     row.runs.first()?.as_ref().ok()?;
@@ -46,6 +55,7 @@ pub(super) struct CostNames {
     pub(super) front_ns: &'static str,
     pub(super) backend_ns: &'static str,
     pub(super) syscalls: &'static str,
+    pub(super) allocations: &'static str,
     pub(super) kicks: &'static str,
     pub(super) calls: &'static str,
 }
@@ -61,16 +71,14 @@ pub(super) fn names<W: Workload>() -> Layout<Row<W>> {
 pub(super) fn with_costs<W: Workload>(layout: Layout<Row<W>>, names: &CostNames) -> Layout<Row<W>> {
     let each =
         |count: fn(&DeviceRun) -> u64| move |row: &Row<W>| figure(row, |run| run.each(count(run)));
-    let syscalls = |row: &Row<W>| {
-        let first = row.runs.first()?.as_ref().ok()?;
-        first.syscalls?;
-        figure(row, |run| run.syscalls.unwrap_or(0.0))
-    };
+    let counted =
+        |count: fn(&DeviceRun) -> Option<f64>| move |row: &Row<W>| counted_figure(row, count);
     layout
         .column("spread", spread, right("spread", 6).digits(2))
         .column(names.front_ns, each(|run| run.worked.front_ns), right("front ns", 9))
         .column(names.backend_ns, each(|run| run.served_ns), right("back ns", 9))
-        .column(names.syscalls, syscalls, right("sysc", 6).digits(2))
+        .column(names.syscalls, counted(|run| run.syscalls), right("sysc", 6).digits(2))
+        .column(names.allocations, counted(|run| run.allocations), right("alloc", 6).digits(2))
         .column(names.kicks, each(|run| run.worked.kicks), right("kicks", 6).digits(2))
         .column(names.calls, each(|run| run.worked.calls), right("calls", 6).digits(2))
         .column("to_trust", to_trust, right("to trust", 9).digits(2))
@@ -82,7 +90,7 @@ pub(super) fn with_costs<W: Workload>(layout: Layout<Row<W>>, names: &CostNames)
 
 const LEGEND: &str = "\
 `front ns`, `back ns`: CPU time for each request or packet of the front-end, and of the backend and the shield.
-`sysc`: system calls of the backend and the shield. `kicks`, `calls`: writes to an eventfd by the front-end, and
+`sysc`, `alloc`: system calls and heap allocations of the backend and the shield. `kicks`, `calls`: writes to an eventfd by the front-end, and
 towards it. `spread`: highest minus lowest rate of the rounds, in terms of the median.
 `to trust`: the rate in terms of that of way `trust`; `ours/this`: that of Ringfence in terms of this
 program's, both with all memory; medians of the ratios of each round.

@@ -4,9 +4,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Context;
+use ringfence_pasta::session_status;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 use crate::processes::{Server, SocketDirectory, cpu_ns, processes, tree_of};
+
+/// Name of the socket for the shield's status.
+const SHIELD_STATUS: &str = "shield-status";
 
 /// Processes of a case, ended on drop: the last one first.
 pub(super) struct Servers {
@@ -63,8 +68,21 @@ impl Servers {
         let listen = self.socket("shield");
         let mut command = self.ringfence(&["shield", "--listen"]);
         command.arg(&listen).arg("--backend").arg(backend);
+        command.arg("--status-socket").arg(self.socket(SHIELD_STATUS));
         self.start("shield", command, &[&listen])?;
         Ok(listen)
+    }
+
+    /// Asks the shield for the number of bytes that it has copied in both directions.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the shield does not answer.
+    pub(super) fn copied_by_shield(&self) -> anyhow::Result<u64> {
+        let answer = session_status::ask(&self.socket(SHIELD_STATUS)).context("a shield")?;
+        let traffic = answer.context("a shield without a status")?.traffic;
+        let counts = ["bytes_to_backend", "bytes_from_backend"];
+        Ok(counts.iter().filter_map(|name| traffic.get(*name)).sum())
     }
 
     /// Returns an error with the messages of a process that has ended.
