@@ -67,8 +67,9 @@ use request::{Action, ParsedRequest, RANGE_MAX, RequestParser, SEG_MAX, SIZE_MAX
 pub const QUEUES: u16 = 64;
 /// Maximum of messages in one round.
 const MESSAGES_PER_ROUND: usize = 32;
-/// Maximum of chains of a vring in one round.
-const CHAINS_PER_ROUND: usize = 64;
+/// Maximum of chains of a vring in one round. They are few: while the storage works on the next ones, the driver handles the answers to
+/// these. With a whole ring in one round, each side would wait for the other.
+const CHAINS_PER_ROUND: usize = 8;
 /// Number of rounds after which a busy disk looks for messages.
 const ROUNDS_PER_LOOK: u32 = 64;
 /// Maximum of requests that the storage works on.
