@@ -70,7 +70,7 @@ fn each_way_of_a_disk_has_a_row_with_its_ratio_to_trust() {
         for field in ["iops", "front_cpu_ns_per_request"] {
             assert!(number(row, field) > 0.0, "{field}: {row}");
         }
-        // A shield copies headers and status bytes, too. The requests that it copies before and behind the measured time count.
+        // A shield copies headers and status bytes, too.
         let copies = number(row, "copies_per_byte");
         match row["way"].as_str() {
             Some("trust") => assert!(copies == 0.0, "{row}"),

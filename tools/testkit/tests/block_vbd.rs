@@ -121,24 +121,28 @@ fn steady_state_with_persistent_grants_needs_no_grant_operation() {
     assert!(lent <= 32, "{lent} pages for 32 requests");
 }
 
+/// Reads 32 ranges of 64 KiB at a time, none of which may fail.
+fn read_many(driver: &mut Driver) {
+    const LENGTH: u64 = 65_536;
+    for n in 0..32 {
+        let segments = vec![Segment::from(LentSlice::anonymous(65_536))];
+        driver.submit(Op::Read, n * LENGTH, LENGTH, segments);
+    }
+    while driver.in_flight() > 0 {
+        for done in driver.wait().unwrap() {
+            assert_eq!(done.result, Ok(()));
+        }
+    }
+}
+
 #[test]
 fn memory_pressure_leaves_a_share_of_the_pages_at_both_ends_and_io_goes_on() {
-    const LENGTH: u64 = 65_536;
-    const DEPTH: u64 = 32;
     let mut stage = Stage::new();
     let options = BlkfrontOptions::default();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
     let front = guest.disk();
     let mut driver = Driver::new(front.queue(32).unwrap());
-    let mut io = || {
-        for n in 0..DEPTH {
-            let segments = vec![Segment::from(LentSlice::anonymous(65_536))];
-            driver.submit(Op::Read, n * LENGTH, LENGTH, segments);
-        }
-        while driver.in_flight() > 0 {
-            driver.wait().unwrap();
-        }
-    };
+    let mut io = || read_many(&mut driver);
     let begun = Instant::now();
     while front.lent_pages() <= 256 {
         assert!(begun.elapsed() < Duration::from_secs(60), "{} pages", front.lent_pages());
@@ -171,8 +175,6 @@ fn memory_pressure_leaves_a_share_of_the_pages_at_both_ends_and_io_goes_on() {
 
 #[test]
 fn memory_pressure_at_a_frontend_whose_backend_keeps_all_pages_mapped_fails_no_request() {
-    const LENGTH: u64 = 65_536;
-    const DEPTH: u64 = 32;
     let mut stage = Stage::new();
     let options = BlkfrontOptions::default();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
@@ -184,15 +186,7 @@ fn memory_pressure_at_a_frontend_whose_backend_keeps_all_pages_mapped_fails_no_r
         if round == 20 {
             front.set_share(share);
         }
-        for n in 0..DEPTH {
-            let segments = vec![Segment::from(LentSlice::anonymous(65_536))];
-            driver.submit(Op::Read, n * LENGTH, LENGTH, segments);
-        }
-        while driver.in_flight() > 0 {
-            for done in driver.wait().unwrap() {
-                assert_eq!(done.result, Ok(()), "round {round}: {} pages", front.lent_pages());
-            }
-        }
+        read_many(&mut driver);
     }
     assert!(front.lent_pages() <= options.pages, "{}", front.lent_pages());
 }
