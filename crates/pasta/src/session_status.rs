@@ -4,7 +4,8 @@
 //! A client of that socket sends nothing. It receives one JSON object ([`SessionStatus`]) and the end of the stream.
 //! `ringfence status --socket` and `ringfence top --socket` are such clients ([`ask`]). Only the user that started the
 //! session can connect. No call of the session blocks: it asks the uplink for its totals and answers when they come, and a
-//! new socket has room for the object. Clients wait a second at most for an uplink, which is not trusted.
+//! new socket has room for the object. Clients wait three seconds at most for an uplink, which is not trusted; then they get the
+//! totals of before, and are told so.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +29,7 @@ const LOGGED_MAX: u32 = 8;
 /// Maximum number of clients that wait for an answer. More clients wait in the socket's queue.
 const CLIENTS_MAX: usize = 16;
 /// Time limit for the uplink's totals.
-const TOTALS: Duration = Duration::from_secs(1);
+const TOTALS: Duration = Duration::from_secs(3);
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Maximum length of an answer in bytes.
@@ -48,6 +49,9 @@ pub struct SessionStatus {
     pub link: String,
     #[serde(flatten)]
     pub machine: MachineState,
+    /// Set if the counters are of now. Otherwise their process has not answered in time, and they are those of its last answer.
+    #[serde(default)]
+    pub current: bool,
     /// Counters of the uplink, of the card on a switch or TAP, or of the shield, that are not zero.
     pub traffic: BTreeMap<String, u64>,
     /// The same for each queue of the link. Empty if it has one.
@@ -102,6 +106,12 @@ impl fmt::Display for SessionStatus {
         }
         if let Some(egress) = &self.egress {
             writeln!(f, "egress: {egress}")?;
+        }
+        if !self.current {
+            writeln!(
+                f,
+                "{link}: its process has not answered in time: these counts are of before, or missing"
+            )?;
         }
         match self.machine.clients_refused {
             0 => Ok(()),
@@ -203,7 +213,7 @@ impl StatusServer {
     pub fn serve_by(&mut self, ask: Option<impl FnOnce() -> bool>) {
         let now = Instant::now();
         if self.until.is_some_and(|until| until <= now) {
-            self.answer();
+            self.answer(false);
         }
         let Some(listener) = &self.listener else { return };
         while self.waiting.len() < CLIENTS_MAX {
@@ -217,27 +227,30 @@ impl StatusServer {
         }
         match ask.map(|ask| ask()) {
             Some(true) => self.until = Some(now + TOTALS),
-            Some(false) | None => self.answer(),
+            Some(false) => self.answer(false),
+            // No process counts anything.
+            None => self.answer(true),
         }
     }
 
     /// Takes the totals of the uplink, and answers the clients that wait for them.
     pub fn take_totals(&mut self, totals: UplinkTotals) {
         self.totals = totals;
-        self.answer();
+        self.answer(true);
     }
 
-    fn answer(&mut self) {
+    /// Answers the clients that wait. `current` is set if the totals are of now.
+    fn answer(&mut self, current: bool) {
         self.until = None;
         let waiting = std::mem::take(&mut self.waiting);
-        let Ok(text) = serde_json::to_vec(&self.status()) else { return };
+        let Ok(text) = serde_json::to_vec(&self.status(current)) else { return };
         for mut client in waiting {
             // A client that has gone needs no answer.
             let _ = client.write_all(&text);
         }
     }
 
-    fn status(&self) -> SessionStatus {
+    fn status(&self, current: bool) -> SessionStatus {
         SessionStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             program: self.names.program.to_owned(),
@@ -246,6 +259,7 @@ impl StatusServer {
             uptime_seconds: self.since.elapsed().as_secs(),
             link: self.names.link.to_owned(),
             machine: self.machine.clone(),
+            current,
             traffic: self.totals.traffic.clone(),
             queues: self.totals.queues.clone(),
             egress: self.totals.egress,
@@ -294,7 +308,7 @@ mod tests {
             let mut server = StatusServer::new(None, names()).unwrap();
             server.machine = state(memory, refused);
             server.take_totals(totals(7));
-            server.status().to_string()
+            server.status(true).to_string()
         };
         let lent = text(Some((64 << 20, true)), 0);
         assert!(lent.contains(" passt for vm, process "), "{lent}");
@@ -307,7 +321,7 @@ mod tests {
         let mut server = StatusServer::new(None, names()).unwrap();
         server.machine =
             MachineState { withheld_bytes: 4 << 30, ..state(Some((64 << 20, true)), 0) };
-        let withheld = server.status().to_string();
+        let withheld = server.status(true).to_string();
         assert!(withheld.contains("vhost-user: lent 64 MiB, 4 GiB withheld\n"), "{withheld}");
     }
 
@@ -323,7 +337,7 @@ mod tests {
         ];
         let traffic = counts.map(|(name, count)| (name.to_owned(), count)).into();
         server.take_totals(UplinkTotals { traffic, ..UplinkTotals::default() });
-        let text = server.status().to_string();
+        let text = server.status(true).to_string();
         let line = "vhost-user: 5 requests, 2 waited for the pool; 4096 B copied to the backend, 7 B back\n";
         assert!(text.ends_with(line), "{text}");
     }
@@ -357,18 +371,20 @@ mod tests {
                 server.take_totals(totals(9));
             }
         });
+        assert!(found.current);
         assert_eq!((&found.machine, found.traffic), (&server.machine, totals(9).traffic));
     }
 
     #[test]
-    fn client_of_the_socket_gets_the_last_totals_if_the_uplink_does_not_answer() {
+    fn client_of_the_socket_gets_the_last_totals_and_is_told_so_if_the_uplink_does_not_answer() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("status");
         let mut server = StatusServer::new(Some(&path), names()).unwrap();
         server.take_totals(totals(5));
         let (near, far) = Channel::pair().unwrap();
         let found = asked(&mut server, &path, |server| server.serve(Some(&near)));
-        assert_eq!(found.traffic, totals(5).traffic);
+        assert_eq!((found.current, &found.traffic), (false, &totals(5).traffic));
+        assert!(found.to_string().contains("has not answered in time"), "{found}");
         assert!(matches!(far.try_receive(), Ok(Some((UplinkOrder::Totals, _)))), "asked once");
         assert!(matches!(far.try_receive::<UplinkOrder>(), Ok(None)));
     }

@@ -41,7 +41,7 @@ struct Source {
 
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let SessionStatus { program, uptime_seconds, machine, traffic, .. } = &self.status;
+        let SessionStatus { program, uptime_seconds, machine, current, traffic, .. } = &self.status;
         let labels = Labels::default().and("socket", &self.socket).and("program", program);
         let about = About::new("uptime_seconds", "Time since the start");
         family(&mut encoder, about, MetricType::Gauge, |m| gauge(m, &labels, *uptime_seconds))?;
@@ -60,6 +60,8 @@ impl Collector for Source {
         family(&mut encoder, about, MetricType::Counter, |m| {
             counter(m, &labels, machine.clients_refused)
         })?;
+        let about = About::new("current", "1 if the process that carries the traffic has answered");
+        family(&mut encoder, about, MetricType::Gauge, |m| gauge(m, &labels, u64::from(*current)))?;
         let about = About::new("traffic", "Counters of the process that carries the traffic");
         family(&mut encoder, about, MetricType::Counter, |m| each(m, &labels, "counter", traffic))
     }
@@ -88,6 +90,7 @@ mod tests {
                 withheld_bytes: 4096,
                 clients_refused: 2,
             },
+            current: true,
             traffic: BTreeMap::from([("requests".to_owned(), 3), (hostile.to_owned(), 4)]),
             queues: Vec::new(),
             egress,
@@ -105,6 +108,7 @@ mod tests {
                 (format!("session_memory_bytes{{{labels},kind=\"lent\"}}"), 64.0),
                 (format!("session_memory_bytes{{{labels},kind=\"withheld\"}}"), 4096.0),
                 (format!("session_clients_refused_total{{{labels}}}"), 2.0),
+                (format!("session_current{{{labels}}}"), 1.0),
                 (format!("session_traffic_total{{{labels},counter=\"requests\"}}"), 3.0),
             ];
             if egress.is_some() {

@@ -63,9 +63,12 @@ fn wait_for_status(world: &World, text: &str) {
 /// Returns a counter of the card from the status as JSON.
 fn traffic(world: &World, name: &str) -> u64 {
     let words = [world.lab.program(), "status", "--json", "--socket", "status"];
-    let status: serde_json::Value =
-        serde_json::from_str(&world.host(&words).succeed(MOMENT)).unwrap();
-    status["traffic"][name].as_u64().unwrap_or(0)
+    let ask = || -> serde_json::Value {
+        serde_json::from_str(&world.host(&words).succeed(MOMENT)).unwrap()
+    };
+    // Beside a load the process may answer later than the session waits.
+    let status = std::iter::repeat_with(ask).find(|status| status["current"] == true);
+    status.unwrap()["traffic"][name].as_u64().unwrap_or(0)
 }
 
 /// Commands of a machine with this address, which exchanges data with a server at another one.
