@@ -92,9 +92,9 @@ impl RingTransport for TapTransport {
         queue: &mut FrameQueue,
         batch: &Batch,
         frames: &[u32],
-    ) -> Result<Option<Transmitted>, Fault> {
+    ) -> Result<Transmitted, Fault> {
         self.send_waiting(queue)?;
-        self.port.transmit(batch, frames).map(Some)
+        self.port.transmit(batch, frames)
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
