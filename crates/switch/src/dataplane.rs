@@ -15,8 +15,8 @@
 //! numbers of frames (`fairness`).
 //!
 //! After a round without work, the worker busy-polls for a short time that adapts to past sleeps
-//! ([`ringfence_sys::pace`]). Then it arms all ports, checks them once more and sleeps until one of
-//! their files is readable (`idle`).
+//! ([`ringfence_sys::pace`]), and offers its processor to other threads between two looks. Then it
+//! arms all ports, checks them once more and sleeps until one of their files is readable (`idle`).
 //!
 //! # Effects of a port on the others
 //!
@@ -38,6 +38,7 @@
 //! Control threads send commands through a [`DataplaneHandle`]. The worker executes them between rounds.
 
 // #syscall driver,frontend,card,daemon epoll_create1,epoll_ctl: a worker waits for its ports
+// #syscall driver,frontend,card,daemon sched_yield: a worker that polls lets others run
 
 mod backpressure;
 mod exchange;
@@ -238,7 +239,9 @@ impl DataplaneWorker {
                 continue;
             }
             if self.now.saturating_sub(self.last_work) < self.spin.limit() {
-                core::hint::spin_loop();
+                // With more threads than processors, the next one of the packet's way may have work.
+                rustix::thread::sched_yield();
+                self.system.syscalls.add(1);
                 continue;
             }
             self.sleep();

@@ -441,6 +441,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sched_getaffinity, &[]),
     // block/src/blkback/worker.rs: polling threads let others run
     // sandbox/src/isolation/syscalls.rs: locks of libraries spin
+    // switch/src/dataplane.rs: a worker that polls lets others run
     on(DRIVER | FRONTEND | UPLINK | DAEMON | DISK | PROXY | CARD | SHIELD, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_sendmmsg, &[]),
