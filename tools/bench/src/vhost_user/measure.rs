@@ -17,6 +17,10 @@ const WARM_UP: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Time of each count behind the measured time: it makes what it counts slower.
 const COUNTED: Duration = Duration::from_millis(300);
+/// Minimum number of requests or packets of a count, and how often its time is repeated for them. Of a few, what answers to
+/// questions about the state cost would be most.
+const COUNTED_LEAST: u64 = 2000;
+const COUNTED_TIMES: u32 = 50;
 
 /// Work of a front-end, and the device that it needs.
 pub(super) trait Workload: Clone + PartialEq + 'static {
@@ -174,7 +178,13 @@ impl<W: Workload> DeviceCase<W> {
 /// Returns the events of the processes for each request or packet.
 fn count(event: &str, servers: &Servers, front: &mut impl FrontEnd) -> anyhow::Result<f64> {
     let perf = PerfStat::begin(event, &servers.pids()?)?;
-    let done = front.work(COUNTED)?.done;
+    let mut done = 0;
+    for _ in 0..COUNTED_TIMES {
+        done += front.work(COUNTED)?.done;
+        if done >= COUNTED_LEAST {
+            break;
+        }
+    }
     Ok(perf.end()? as f64 / done.max(1) as f64)
 }
 
