@@ -119,11 +119,12 @@ fn flows_use_several_queues() {
     let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
     let echo = world.server("udp_server", FAR_V4, 7001);
     let options = "--queues 2 --mtu 1500 -p 8080:7000 -p 8053:7001/udp";
+    // With -W, once an answer has come, `ping` waits for the others two times as long as for that one.
     let script = format!(
         "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
          until [ -e start ]; do sleep 0.05; done; \
          for i in $(seq 4); do python3 peer.py udp_client {FAR_V4} 7001; done; \
-         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -W 20 -s 4000 $ip; \
+         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -w 60 -s 4000 $ip; \
            for i in $(seq 4); do python3 peer.py tcp_client $ip 7000; done; done; \
          until [ -e stop ]; do sleep 0.05; done"
     );

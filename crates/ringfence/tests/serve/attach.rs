@@ -136,7 +136,7 @@ fn two_user_space_frontends_exchange_traffic_through_daemon() {
     assert!(link.contains("mtu 1500") && link.contains("02:00:00:00:00:02"), "{link}");
     world.inside(&one, "ip link set eth7 up; ip address add 10.1.1.1/24 dev eth7");
     world.inside(&two, "ip link set eth7 up; ip address add 10.1.1.2/24 dev eth7");
-    world.inside(&one, "ping -c 3 -i 0.1 -W 20 -s 20000 10.1.1.2");
+    world.inside(&one, "ping -c 3 -i 0.1 -w 60 -s 20000 10.1.1.2");
     let status = world.status();
     assert_eq!(status.vifs.len(), 2);
     assert!(status.vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()), "{status:?}");
@@ -170,7 +170,7 @@ fn frontend_with_windows_option_uses_grant_windows() {
         }
         world.inside(&one, "ip link set eth7 up; ip address add 10.1.1.1/24 dev eth7");
         world.inside(&two, "ip link set eth7 up; ip address add 10.1.1.2/24 dev eth7");
-        world.inside(&one, "ping -c 3 -i 0.1 -W 20 -s 20000 10.1.1.2");
+        world.inside(&one, "ping -c 3 -i 0.1 -w 60 -s 20000 10.1.1.2");
         assert!(world.status().vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()));
         kill_process(one.pid(), Signal::USR1).unwrap();
         one.wait_for_error(if opened { "grant windows: reused " } else { "no grant windows" });

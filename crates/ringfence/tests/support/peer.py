@@ -225,7 +225,10 @@ def tcp_marks_server(address, port):
         while True:
             packet, (_, protocol, direction, *_) = wire.recvfrom(1 << 16)
             v6 = protocol == 0x86DD
-            if direction == socket.PACKET_OUTGOING or packet[6 if v6 else 9] != 6:
+            # An ARP packet may have any byte in the place of the protocol.
+            if direction == socket.PACKET_OUTGOING or protocol not in (0x0800, 0x86DD):
+                continue
+            if packet[6 if v6 else 9] != 6:
                 continue
             traffic_class = (packet[0] << 4 | packet[1] >> 4) & 0xFF if v6 else packet[1]
             segment = packet[40 if v6 else 20 :]
