@@ -39,7 +39,6 @@ use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{EmitError, MODERN_LEN};
 use ringfence_uplink::link::Committed;
 
-pub(crate) use header::header_of;
 use header::{headers_len, vnet_header};
 
 /// Size of the room of a short frame, virtio-net header included, in bytes.

@@ -75,8 +75,7 @@ pub trait RingTransport: Send {
         Ok(())
     }
 
-    /// Sends frames of a batch without the ring, the first ones first. Those that it neither sends nor drops take the ring.
-    /// The default sends none.
+    /// Sends frames of a batch without the ring. Returns `None` if the transport sends only frames of its ring.
     ///
     /// # Errors
     ///
@@ -86,9 +85,9 @@ pub trait RingTransport: Send {
         queue: &mut FrameQueue,
         batch: &Batch,
         frames: &[u32],
-    ) -> Result<Transmitted, Fault> {
+    ) -> Result<Option<Transmitted>, Fault> {
         let _ = (queue, batch, frames);
-        Ok(Transmitted::default())
+        Ok(None)
     }
 
     /// Requests an event for new work. Returns `true` if there is work already.
@@ -152,17 +151,6 @@ impl FrameQueue {
         if let Some(capture) = &mut self.capture {
             capture.record_received(batch, first);
         }
-    }
-
-    /// Counts and captures a frame of a batch that was sent without the ring.
-    pub(crate) fn sent_directly(&mut self, frame: FrameView<'_>) {
-        if let Some(capture) = &mut self.capture {
-            capture.record(frame.len(), |record| {
-                frame.copy_to(record);
-            });
-        }
-        self.counters.sent(1, frame.len() as u64);
-        self.counters.sent_with(frame.meta(), 1);
     }
 
     /// Removes the first waiting frame, which was sent. Counts and captures it.
@@ -231,7 +219,6 @@ impl<T: RingTransport> RingLink<T> {
         let has_room = room.map(|room| frame.copy_to(room)).is_some();
         drop(slots);
         if has_room {
-            self.queue.counters.copied_bytes.add(frame.len() as u64);
             self.commit(&[Committed { len: frame.len(), meta: frame.meta() }]);
         } else {
             self.queue.counters.dropped(DropReason::PortFull);
@@ -259,9 +246,11 @@ impl<T: RingTransport> Port for RingLink<T> {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let mut done = self.transport.transmit_directly(&mut self.queue, batch, frames)?;
-        let handled = done.sent + done.dropped;
-        for frame in batch.select(frames.get(handled..).unwrap_or_default()) {
+        if let Some(done) = self.transport.transmit_directly(&mut self.queue, batch, frames)? {
+            return Ok(done);
+        }
+        let mut done = Transmitted::default();
+        for frame in batch.select(frames) {
             if self.copy_in(frame) {
                 done.sent += 1;
             } else {

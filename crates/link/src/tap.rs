@@ -92,9 +92,9 @@ impl RingTransport for TapTransport {
         queue: &mut FrameQueue,
         batch: &Batch,
         frames: &[u32],
-    ) -> Result<Transmitted, Fault> {
+    ) -> Result<Option<Transmitted>, Fault> {
         self.send_waiting(queue)?;
-        self.port.transmit(batch, frames)
+        self.port.transmit(batch, frames).map(Some)
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {

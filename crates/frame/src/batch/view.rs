@@ -57,30 +57,6 @@ impl SegmentView<'_> {
         n
     }
 
-    /// Copies the bytes of `range` to `to` of lent memory.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`OutOfRange`] if either range does not lie inside, or the memory is read-only.
-    #[inline]
-    pub fn copy_to_lent(
-        &self,
-        range: Range<usize>,
-        memory: &LentSlice,
-        to: usize,
-    ) -> Result<(), OutOfRange> {
-        let (offset, len, size) = (range.start, range.len(), self.len());
-        if range.end > size {
-            return Err(OutOfRange::Bounds { offset, len, size });
-        }
-        match self {
-            SegmentView::Private(bytes) => memory.copy_from(to, &bytes[range]),
-            SegmentView::Lent(lent, start, _) => {
-                memory.copy_from_lent(to, lent, start + offset, len)
-            }
-        }
-    }
-
     /// Passes the bytes to `look` in order, as private pieces. It copies a lent segment piece by piece.
     pub fn for_each_piece(&self, look: impl FnMut(&[u8])) {
         self.for_each_piece_of(0..self.len(), look);
@@ -248,7 +224,10 @@ impl<'a> FrameView<'a> {
         }
         let mut at = offset;
         for piece in self.pieces() {
-            piece.copy_to_lent(0..piece.len(), page, at)?;
+            match piece {
+                SegmentView::Private(bytes) => page.copy_from(at, bytes)?,
+                SegmentView::Lent(lent, from, len) => page.copy_from_lent(at, lent, from, len)?,
+            }
             at += piece.len();
         }
         Ok(())

@@ -4,26 +4,12 @@ use ringfence_offload::vnet::{EmitError, MODERN_LEN, VnetHeader};
 use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_sys::numbers::bounded;
 
-use super::{Room, room_for};
-
 /// Returns the length of all headers of a frame of `frame_len` bytes that begins with `header`; 0 if it cannot
 /// be parsed.
 #[inline]
 pub(crate) fn headers_len(header: &[u8], frame_len: usize) -> u16 {
     let frame_len = bounded(frame_len, u32::MAX);
     Layers::parse(header, frame_len).map_or(0, |layers| layers.header_len())
-}
-
-/// Builds the virtio-net header of a frame of `len` bytes that begins with `header`. Its headers are measured for a frame
-/// that is segmented or long, as the receiver needs their length.
-pub(crate) fn header_of(
-    header: &[u8],
-    len: usize,
-    meta: OffloadMeta,
-) -> Result<[u8; MODERN_LEN], EmitError> {
-    let is_long = room_for(len) != Some(Room::Short);
-    let headers = if is_long || meta.gso.is_some() { headers_len(header, len) } else { 0 };
-    vnet_header(headers, meta)
 }
 
 /// Builds the virtio-net header of a frame whose own headers have `headers` bytes, 0 if unknown.

@@ -4,15 +4,13 @@
 //!
 //! ```text
 //! guest's driver -> vrings 1, 3, .. -> Batch (payload in place) -> engine or worker
-//! guest's driver <- vrings 0, 2, .. <- copy <- Batch            <- worker
-//! guest's driver <- vrings 0, 2, .. <- copy <- FrameRing        <- engine, or worker while buffers are missing
+//! guest's driver <- vrings 0, 2, .. <- copy <- FrameRing        <- engine or worker
 //! hypervisor    <-> requests and answers on the socket (`device`)
 //! ```
 //!
 //! * **From the guest.** Headers are copied, and payload goes to a socket from the guest's memory. Its chains are
 //!   returned after the batch.
-//! * **To the guest.** A worker's frames are copied straight into the guest's buffers. The engine assembles its frames in a
-//!   [`FrameRing`](crate::frame_ring::FrameRing), from which they are copied. Frames without buffers wait there.
+//! * **To the guest.** Frames are assembled in a [`FrameRing`](crate::frame_ring::FrameRing), and copied into the guest's buffers.
 //! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
 //! * One thread serves all pairs. A frame to the guest takes the pair of its flow (`steering`); a pair without buffers
 //!   holds up the frames behind it.
@@ -41,9 +39,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_frame::batch::{HEADER_MAX, SegmentView};
 use ringfence_frame::{
-    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received, Transmitted,
+    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
 };
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
@@ -61,10 +58,10 @@ use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, Request, protocol_feature};
 use ringfence_wire::virtio::feature;
 
 use super::clients::{ClientSlot, Clients};
-use super::frame_ring::{FrameShape, header_of};
+use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room};
 use steering::Steering;
-use transfer::{Pieces, Receiver, Sender, TakenChain, Target, Written, header_len};
+use transfer::{Receiver, Sender, TakenChain, Written, header_len};
 
 /// Maximum number of queue pairs.
 pub const PAIRS_MAX: u16 = 16;
@@ -303,7 +300,6 @@ impl VhostUserTransport {
                 TakenChain::Frame(len) => {
                     received.frames += 1;
                     queue.received(batch, len);
-                    queue.counters.copied_bytes.add(len.min(HEADER_MAX) as u64);
                     let last = bounded(batch.len() - 1, u32::MAX);
                     let header = batch.get(last).map_or(&[][..], |frame| frame.header());
                     self.steering.record(header, len, pair);
@@ -336,81 +332,22 @@ impl VhostUserTransport {
     }
 
     fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
-        while let Some(waiting) = queue.frames.next_waiting() {
-            let bytes = queue.frames.bytes(&waiting);
-            let Some((header, frame)) = bytes.split_first_chunk() else { break };
-            let pieces = core::iter::once(SegmentView::Private(frame));
-            match self.write(*header, frame, Pieces { pieces, len: frame.len() })? {
-                None | Some(Written::TooFew(_)) => break,
-                Some(Written::TooLong) => queue.finish_dropped(DropReason::TooLong),
-                Some(Written::Whole) => {
-                    queue.counters.copied_bytes.add(waiting.frame_len() as u64);
-                    queue.finish_sent();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies frames of a batch into the guest's buffers, until there are too few. Adds those that were sent or dropped to
-    /// `done`, also if the client breaks a rule meanwhile.
-    fn write_directly(
-        &mut self,
-        queue: &mut FrameQueue,
-        batch: &Batch,
-        frames: &[u32],
-        done: &mut Transmitted,
-    ) -> Result<(), ClientFault> {
-        for frame in batch.select(frames) {
-            let Ok(header) = header_of(frame.header(), frame.len(), frame.meta()) else {
-                queue.counters.dropped(DropReason::GsoUnsupported);
-                done.dropped += 1;
-                continue;
-            };
-            let pieces = Pieces { pieces: frame.pieces(), len: frame.len() };
-            match self.write(header, frame.header(), pieces)? {
-                None | Some(Written::TooFew(_)) => break,
-                Some(Written::TooLong) => {
-                    queue.counters.dropped(DropReason::TooLong);
-                    done.dropped += 1;
-                }
-                Some(Written::Whole) => {
-                    queue.counters.copied_bytes.add(frame.len() as u64);
-                    queue.sent_directly(frame);
-                    done.sent += 1;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies a frame that begins with `start` into buffers of the pair of its flow. Returns `None` if no pair runs.
-    fn write<'a>(
-        &mut self,
-        header: [u8; MODERN_LEN],
-        start: &[u8],
-        frame: Pieces<impl Iterator<Item = SegmentView<'a>>>,
-    ) -> Result<Option<Written>, ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
         let Parts { memory, vrings, .. } = self.device.parts();
-        let wanted = self.steering.pair(start, frame.len);
-        let Some((pair, vring)) = running(vrings, wanted) else { return Ok(None) };
-        let written =
-            self.sender.write(vring, Target { memory, features, header_len }, header, frame)?;
-        if let Written::TooFew(chains) = written {
-            self.too_few = Some((pair, chains));
-        }
-        Ok(Some(written))
-    }
-
-    /// Shows the driver the buffers that were filled.
-    fn publish_filled(&mut self, queue: &FrameQueue) {
-        let Parts { vrings, signal, .. } = self.device.parts();
-        for vring in vrings.iter_mut().step_by(2) {
-            if vring.publish(signal) {
-                queue.system.syscalls.add(1);
+        while let Some(frame) = queue.frames.next_waiting() {
+            let bytes = queue.frames.bytes(&frame);
+            let wanted = self.steering.pair(bytes.get(MODERN_LEN..).unwrap_or_default());
+            let Some((pair, vring)) = running(vrings, wanted) else { break };
+            match self.sender.write(vring, (features, memory), header_len, bytes)? {
+                Written::TooFew(chains) => {
+                    self.too_few = Some((pair, chains));
+                    break;
+                }
+                Written::TooLong => queue.finish_dropped(DropReason::TooLong),
+                Written::Whole => queue.finish_sent(),
             }
         }
+        Ok(())
     }
 }
 
@@ -472,27 +409,13 @@ impl RingTransport for VhostUserTransport {
             return Ok(());
         }
         let sent = self.write_waiting(queue);
-        self.publish_filled(queue);
-        sent.or_else(|fault| self.refuse(queue, fault))
-    }
-
-    /// Copies frames straight into the guest's buffers, which saves the copy into the ring. Frames wait in the ring only while
-    /// buffers are missing; then later ones take it, too.
-    fn transmit_directly(
-        &mut self,
-        queue: &mut FrameQueue,
-        batch: &Batch,
-        frames: &[u32],
-    ) -> Result<Transmitted, Fault> {
-        let mut done = Transmitted::default();
-        if queue.frames.waiting() > 0 {
-            return Ok(done);
+        let Parts { vrings, signal, .. } = self.device.parts();
+        for vring in vrings.iter_mut().step_by(2) {
+            if vring.publish(signal) {
+                queue.system.syscalls.add(1);
+            }
         }
-        let sent = self.write_directly(queue, batch, frames, &mut done);
-        // Not by the flush: the client may stop the vring before it, and would never get these buffers back.
-        self.publish_filled(queue);
-        sent.or_else(|fault| self.refuse(queue, fault))?;
-        Ok(done)
+        sent.or_else(|fault| self.refuse(queue, fault))
     }
 
     fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {

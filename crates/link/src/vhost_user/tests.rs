@@ -531,64 +531,6 @@ fn frame_that_waits_for_buffers_is_sent_by_the_round_that_finds_some() {
     assert_eq!(std::iter::from_fn(|| machine.take()).count(), 2);
 }
 
-/// Passes frames to the link as a worker does, without a flush. Returns the number of those that it took.
-fn transmit(link: &mut VhostUserLink, frames: &[Vec<u8>]) -> usize {
-    let mut batch = Batch::with_capacity(64, 400_000);
-    frames.iter().for_each(|frame| crate::ring_link::push(&mut batch, frame).unwrap());
-    let all: Vec<_> = (0..).take(frames.len()).collect();
-    let done = link.transmit(&batch, &all).unwrap();
-    assert_eq!(done.sent + done.dropped, frames.len());
-    done.sent
-}
-
-#[test]
-fn frames_of_a_worker_are_copied_straight_into_the_guests_buffers() {
-    for features in [ALL, BARE, ALL & !feature::MRG_RXBUF, ALL & !feature::VERSION_1] {
-        let (mut link, mut machine) = pair(features);
-        machine.post(0..8);
-        // The second is longer than the private header of a batch, the last needs several buffers.
-        let mut sent = vec![frame(60, 1), frame(1514, 2)];
-        if features & feature::MRG_RXBUF != 0 {
-            sent.push(frame(9000, 3));
-        }
-        assert_eq!(transmit(&mut link, &sent), sent.len());
-        for frame in &sent {
-            assert_eq!(machine.take().unwrap()[MODERN_LEN..], *frame, "{features:x}");
-        }
-        let bytes: usize = sent.iter().map(Vec::len).sum();
-        let counted = &link.queue.counters;
-        assert_eq!(counted.tx_frames.get(), sent.len() as u64);
-        assert_eq!(counted.copied_bytes.get(), bytes as u64, "each byte once");
-    }
-}
-
-#[test]
-fn frames_without_buffers_wait_in_order_behind_those_that_had_some() {
-    let (mut link, mut machine) = pair(ALL);
-    let numbered = |numbers: std::ops::Range<u8>| numbers.map(|n| frame(60, n)).collect::<Vec<_>>();
-    machine.post(0..2);
-    assert_eq!(transmit(&mut link, &numbered(0..5)), 5);
-    assert_eq!(link.queue.frames.waiting(), 3);
-    assert!(GuestLink::is_full(&link));
-    machine.post(2..9);
-    // A flush comes behind the frames of the round, which are later ones.
-    assert_eq!(transmit(&mut link, &numbered(5..7)), 2);
-    Port::flush(&mut link).unwrap();
-    assert_eq!(transmit(&mut link, &numbered(7..8)), 1);
-    let arrived: Vec<_> = std::iter::from_fn(|| machine.take()).map(|frame| frame[40]).collect();
-    assert_eq!(arrived, [0, 1, 2, 3, 4, 5, 6, 7]);
-}
-
-#[test]
-fn vring_that_stops_before_the_flush_returns_the_buffers_of_sent_frames() {
-    let (mut link, mut machine) = pair(ALL);
-    machine.post(0..3);
-    assert_eq!(transmit(&mut link, &[frame(60, 1), frame(60, 2)]), 2);
-    machine.send(number::GET_VRING_BASE, &state(0, 0), &[]);
-    receive(&mut link);
-    assert_eq!(std::iter::from_fn(|| machine.take()).count(), 2);
-}
-
 #[test]
 fn super_packet_of_udp_passes_whole_in_both_directions() {
     let (mut link, mut machine) = pair(ALL);

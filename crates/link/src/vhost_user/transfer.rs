@@ -1,6 +1,6 @@
 //! Frames between the vrings of a guest and the uplink.
 
-use ringfence_frame::batch::{HEADER_MAX, SegmentView};
+use ringfence_frame::batch::HEADER_MAX;
 use ringfence_frame::tap::accept;
 use ringfence_frame::{Batch, DropReason};
 use ringfence_offload::vnet::{LEGACY_LEN, MODERN_LEN, VnetHeader};
@@ -132,22 +132,6 @@ fn add<'a>(
     })
 }
 
-/// Memory of the guest that takes frames, and its driver's terms.
-#[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
-    pub(super) memory: &'a GuestMemory,
-    /// Features of the driver.
-    pub(super) features: u64,
-    /// Length of the virtio-net header that the driver expects: all of it, or up to the number of buffers.
-    pub(super) header_len: usize,
-}
-
-/// Pieces of a frame of `len` bytes, in order.
-pub(super) struct Pieces<I> {
-    pub(super) pieces: I,
-    pub(super) len: usize,
-}
-
 /// Result of writing a frame for the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Written {
@@ -169,31 +153,30 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Copies a frame to the guest, behind its virtio-net header.
-    pub(super) fn write<'a>(
+    /// Copies a frame to the guest. `bytes` has a virtio-net header of 12 bytes, and the frame.
+    pub(super) fn write(
         &mut self,
         queue: &mut BackendQueue,
-        Target { memory, features, header_len }: Target<'_>,
-        header: [u8; MODERN_LEN],
-        frame: Pieces<impl Iterator<Item = SegmentView<'a>>>,
+        (device, memory): (u64, &GuestMemory),
+        header_len: usize,
+        bytes: &[u8],
     ) -> Result<Written, ClientFault> {
-        let has = |feature| features & feature != 0;
+        let has = |feature| device & feature != 0;
+        let Some((header, frame)) = bytes.split_first_chunk::<MODERN_LEN>() else {
+            return Ok(Written::TooLong);
+        };
         let gathered =
-            self.gather(queue, memory, header_len + frame.len, has(feature::MRG_RXBUF))?;
+            self.gather(queue, memory, header_len + frame.len(), has(feature::MRG_RXBUF))?;
         if gathered != Written::Whole {
             queue.untake(self.heads.iter().map(|&(head, _)| head));
             return Ok(gathered);
         }
         // A driver without this feature takes no marks about checksums.
-        let mut header = if has(feature::GUEST_CSUM) { header } else { [0; MODERN_LEN] };
+        let mut header = if has(feature::GUEST_CSUM) { *header } else { [0; MODERN_LEN] };
         let buffers = bounded(self.heads.len(), u16::MAX);
         header[LEGACY_LEN..].copy_from_slice(&buffers.to_le_bytes());
-        let mut room = Room { links: self.links.iter(), address: 0, left: 0 };
-        room.fill(memory, SegmentView::Private(&header[..header_len]))?;
-        for piece in frame.pieces {
-            room.fill(memory, piece)?;
-        }
-        let mut left = header_len + frame.len;
+        self.fill(memory, [&header[..header_len], frame])?;
+        let mut left = header_len + frame.len();
         for &(head, room) in &self.heads {
             let used = left.min(room);
             left -= used;
@@ -230,33 +213,24 @@ impl Sender {
         }
         Ok(Written::Whole)
     }
-}
 
-/// Writable descriptors that are not filled yet.
-struct Room<'a> {
-    links: core::slice::Iter<'a, Descriptor>,
-    /// Address of the rest of a descriptor, and its length in bytes.
-    address: u64,
-    left: usize,
-}
-
-impl Room<'_> {
-    /// Copies the next piece, for which the descriptors have room.
-    #[inline]
-    fn fill(&mut self, memory: &GuestMemory, piece: SegmentView<'_>) -> Result<(), ClientFault> {
-        let mut done = 0;
-        while done < piece.len() {
-            if self.left == 0 {
-                let Some(link) = self.links.next() else { return Ok(()) };
-                (self.address, self.left) = (link.address, link.len as usize);
-                continue;
+    /// Copies bytes into the chains, which have room for them.
+    fn fill(&self, memory: &GuestMemory, parts: [&[u8]; 2]) -> Result<(), ClientFault> {
+        let mut links = self.links.iter();
+        let (mut address, mut room) = (0, 0);
+        for mut part in parts {
+            while !part.is_empty() {
+                if room == 0 {
+                    let Some(link) = links.next() else { return Ok(()) };
+                    (address, room) = (link.address, link.len as usize);
+                    continue;
+                }
+                let len = room.min(part.len());
+                let (lent, offset) = memory.at(address, len)?;
+                let written = lent.copy_from(offset, &part[..len]);
+                debug_assert!(written.is_ok(), "the range was looked up");
+                (address, room, part) = (address + len as u64, room - len, &part[len..]);
             }
-            let len = self.left.min(piece.len() - done);
-            let (lent, offset) = memory.at(self.address, len)?;
-            let written = piece.copy_to_lent(done..done + len, lent, offset);
-            debug_assert!(written.is_ok(), "both ranges were looked up");
-            (self.address, self.left, done) =
-                (self.address + len as u64, self.left - len, done + len);
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::pages::TxPages;
 use super::windows::WindowPages;
 use crate::features::extra_from_gso;
 use crate::rules::RuleCounters;
-use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Transmitted};
 
@@ -364,7 +364,12 @@ impl FrontendTx {
                 let n = (usize::from(part.len) - filled).min(piece.len() - from);
                 let Some(page) = self.memory(part.id) else { return };
                 let at = usize::from(part.offset) + filled;
-                let copied = piece.copy_to_lent(from..from + n, page, at);
+                let copied = match piece {
+                    SegmentView::Private(bytes) => page.copy_from(at, &bytes[from..from + n]),
+                    SegmentView::Lent(lent, start, _) => {
+                        page.copy_from_lent(at, lent, start + from, n)
+                    }
+                };
                 debug_assert!(copied.is_ok(), "a part lies inside its page");
                 (from, filled) = (from + n, filled + n);
             }
