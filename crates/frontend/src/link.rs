@@ -130,14 +130,6 @@ impl<P: Platform> Link<P> {
         })
     }
 
-    /// Returns the number of bytes that the vif's port has copied from lent pages and to them; 0 without a port.
-    pub fn copied_bytes(&self) -> u64 {
-        let stats = self.vif_port.port.and_then(|id| self.vif_port.dataplane.stats_of(Some(id)));
-        let ports = stats.map(|stats| stats.ports).unwrap_or_default();
-        let counters = ports.iter().flat_map(|port| &port.counters);
-        counters.filter(|(name, _)| *name == "copied_bytes").map(|(_, bytes)| bytes).sum()
-    }
-
     /// Returns the number of TX requests that the backend has not answered, over all queues. Every frame that a worker has read
     /// is either in a request or was dropped.
     pub fn unanswered(&mut self) -> u32 {

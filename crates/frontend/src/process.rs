@@ -346,21 +346,11 @@ impl Frontend {
         }
     }
 
-    /// Returns the counters of the ports at the guest's end. The copied bytes are those of the whole process, with the vif's.
-    fn traffic(&self) -> BTreeMap<String, u64> {
-        let mut sums = traffic(&self.counters);
-        let of_vif = self.network.link().map_or(0, Link::copied_bytes);
-        if of_vif > 0 {
-            *sums.entry("copied_bytes".to_owned()).or_default() += of_vif;
-        }
-        sums
-    }
-
     /// Answers a request of the launcher. Returns `false` if the launcher is gone.
     fn answer(&mut self, channel: &Channel) -> Result<bool, Failure> {
         match channel.try_receive() {
             Ok(Some((ToFrontend::Traffic, _))) => {
-                channel.send(&FromFrontend::Traffic(self.traffic()), &[])?;
+                channel.send(&FromFrontend::Traffic(traffic(&self.counters)), &[])?;
                 Ok(true)
             }
             Ok(Some((ToFrontend::Levels, _))) => {

@@ -109,13 +109,9 @@ fn measure(mode: Mode) -> anyhow::Result<Row> {
     })
 }
 
-/// Connects to the driver domain of a switch of this user. Waits until there is one.
+/// Connects to the driver domain of a switch. Waits until there is one.
 pub fn control_connection(switch: &str) -> anyhow::Result<Channel> {
-    control_connection_in(&RuntimeDir::open()?, switch)
-}
-
-/// Connects as [`control_connection`] does, to a switch in this directory.
-pub fn control_connection_in(directory: &RuntimeDir, switch: &str) -> anyhow::Result<Channel> {
+    let directory = RuntimeDir::open()?;
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Some(socket) = directory.connect(switch)? {

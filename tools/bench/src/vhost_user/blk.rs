@@ -11,7 +11,7 @@ use ringfence_wire::virtio_blk::SECTOR;
 use super::args::{BlkArgs, DiskPeer, Way};
 use super::disk::{DISK, DiskFront, Requests, stamp};
 use super::measure::{DeviceRun, Program, Workload, measure};
-use super::report::{CostNames, Row, copies, figure, names, with_costs};
+use super::report::{CostNames, Row, counted_figure, figure, names, with_costs};
 use super::servers::Servers;
 use crate::block::args::ImageFormat;
 use crate::harness::{Layout, left, right};
@@ -130,6 +130,12 @@ fn mib_per_s(row: &Row<DiskWork>) -> Option<f64> {
     figure(row, |run| run.rate() * block / f64::from(1 << 20))
 }
 
+/// Returns the number of copies of each byte of data.
+fn copies(row: &Row<DiskWork>) -> Option<f64> {
+    let block = f64::from(row.case.work.requests.block);
+    counted_figure(row, |run| run.copied.map(|bytes| run.each(bytes) / block))
+}
+
 fn layout() -> Layout<Row<DiskWork>> {
     let layout = names()
         .column("rw", |row: &Row<DiskWork>| row.case.work.requests.rw.name(), left("rw", 9))
@@ -138,11 +144,7 @@ fn layout() -> Layout<Row<DiskWork>> {
         .field("cache", |row| row.case.work.cache.to_string())
         .column("iops", |row| figure(row, DeviceRun::rate), right("IOPS", 8))
         .column("mib_per_s", mib_per_s, right("MiB/s", 8))
-        .column(
-            "copies_per_byte",
-            |row| copies(row, row.case.work.requests.block),
-            right("copies", 6).digits(2),
-        );
+        .column("copies_per_byte", copies, right("copies", 6).digits(2));
     with_costs(layout, &COSTS)
 }
 

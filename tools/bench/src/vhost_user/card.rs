@@ -61,12 +61,9 @@ const PIECE: usize = 512;
 const UP_WITHIN: Duration = Duration::from_secs(20);
 const ATTEMPT: Duration = Duration::from_millis(100);
 
-/// End of the path: a machine and the names of its card.
+/// End of the path: addresses of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
-    pub(super) name: &'static str,
-    /// Name of the status socket.
-    pub(super) status: &'static str,
     pub(super) mac: [u8; 6],
     pub(super) ip: [u8; 4],
 }
@@ -347,8 +344,6 @@ impl Receiver {
 pub(super) struct CardFront {
     sender: Sender,
     receiver: Receiver,
-    /// Length of a packet in bytes.
-    size: u64,
     window: usize,
     /// Packets on the way.
     in_flight: usize,
@@ -367,8 +362,7 @@ impl CardFront {
         let sender = Sender::connect(from, to.machine, size)?;
         let receiver = Receiver::connect(to, &sender.frames, size)?;
         let (window, worked) = (window(size), Worked::default());
-        let size = size.into();
-        let mut front = CardFront { sender, receiver, size, window, in_flight: 0, next: 1, worked };
+        let mut front = CardFront { sender, receiver, window, in_flight: 0, next: 1, worked };
         kick(&mut front.receiver.front.vrings[TO_GUEST], &mut front.worked);
         front.wait_for_path()?;
         Ok(front)
@@ -418,9 +412,6 @@ impl CardFront {
         }
         self.in_flight -= received;
         self.worked.done += received as u64;
-        if self.receiver.private.is_some() {
-            self.worked.copied += received as u64 * self.size;
-        }
         Ok(received)
     }
 
@@ -434,9 +425,6 @@ impl CardFront {
         }
         if sent > 0 {
             kick(&mut self.sender.front.vrings[FROM_GUEST], &mut self.worked);
-        }
-        if self.sender.private.is_some() {
-            self.worked.copied += sent as u64 * self.size;
         }
         Ok(sent)
     }
@@ -487,12 +475,7 @@ mod tests {
 
     #[test]
     fn frames_have_valid_headers_and_their_number_behind_them() {
-        let [from, to] = [1, 2].map(|n| Machine {
-            name: "",
-            status: "",
-            mac: [2, 0, 0, 0, 0, n],
-            ip: [10, 0, 0, n],
-        });
+        let [from, to] = [1, 2].map(|n| Machine { mac: [2, 0, 0, 0, 0, n], ip: [10, 0, 0, n] });
         for size in [64, 65, 1514, 1515, 65_535] {
             let frames = Frames::new(size, from, to);
             let bytes = frames.bytes();

@@ -14,24 +14,14 @@ use std::process::Command;
 use super::args::{CardPeer, Flow, NetArgs, Way};
 use super::card::{Card, CardFront, Machine, is_super};
 use super::measure::{DeviceRun, Program, Skipped, Workload, measure};
-use super::report::{CostNames, Row, copies, figure, names, with_costs};
+use super::report::{CostNames, Row, figure, names, with_costs};
 use super::servers::Servers;
 use crate::affinity::allowed;
 use crate::harness::{Layout, left, right};
 use crate::peers::{MISSING, TESTPMD, is_installed};
 
-const NEAR: Machine = Machine {
-    name: "near card",
-    status: "near-status",
-    mac: [0x52, 0x54, 0, 0, 0, 1],
-    ip: [10, 0, 0, 1],
-};
-const FAR: Machine = Machine {
-    name: "far card",
-    status: "far-status",
-    mac: [0x52, 0x54, 0, 0, 0, 2],
-    ip: [10, 0, 0, 2],
-};
+const NEAR: Machine = Machine { mac: [0x52, 0x54, 0, 0, 0, 1], ip: [10, 0, 0, 1] };
+const FAR: Machine = Machine { mac: [0x52, 0x54, 0, 0, 0, 2], ip: [10, 0, 0, 2] };
 /// Name of the switch, in a runtime directory of its own.
 const SWITCH: &str = "bench";
 /// Reason for which testpmd has no rows of super-packets: with DPDK 22.11 they do not pass the check.
@@ -96,34 +86,17 @@ impl Workload for CardWork {
             servers.start(TESTPMD, command, &[&sockets.near, &sockets.far])?;
             return Ok(sockets);
         }
-        for (socket, machine, way) in [(&far, FAR, Way::Trust), (&near, NEAR, way)] {
-            let mut command = card(servers, socket, machine, way);
-            command.arg("--status-socket").arg(servers.socket(machine.status));
-            servers.start(machine.name, command, &[socket])?;
-        }
+        servers.start("far card", card(servers, &far, FAR, Way::Trust), &[&far])?;
+        servers.start("near card", card(servers, &near, NEAR, way), &[&near])?;
         if way == Way::Shield {
             near = servers.start_shield(&near)?;
         }
         Ok(CardSockets { near, far })
     }
 
-    fn copied(
-        &self,
-        program: Program<CardPeer>,
-        way: Way,
-        servers: &Servers,
-    ) -> anyhow::Result<Option<u64>> {
-        if program != Program::Ringfence {
-            return Ok(None);
-        }
-        let mut copied = servers.copied_by_switch(SWITCH)?;
-        for machine in [NEAR, FAR] {
-            copied += servers.traffic(machine.status, &["copied_bytes"])?;
-        }
-        if way == Way::Shield {
-            copied += servers.copied_by_shield()?;
-        }
-        Ok(Some(copied))
+    /// Returns `None`: no counter of a card has the bytes that its process copies to the machine.
+    fn copied(&self, _: Program<CardPeer>, _: Way, _: &Servers) -> anyhow::Result<Option<u64>> {
+        Ok(None)
     }
 
     fn connect(
@@ -143,7 +116,7 @@ impl Workload for CardWork {
 
 /// Returns the command of a card on the switch.
 fn card(servers: &Servers, socket: &PathBuf, machine: Machine, way: Way) -> Command {
-    let Machine { mac, ip, .. } = machine;
+    let Machine { mac, ip } = machine;
     let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
     let address = format!("{}/24", std::net::Ipv4Addr::from(ip));
     let mut command = servers.ringfence(&["vhost-user", "net", "--switch", SWITCH, "--socket"]);
@@ -191,11 +164,6 @@ fn layout() -> Layout<Row<CardWork>> {
         .column("direction", |row: &Row<CardWork>| row.case.work.direction.name(), left("dir", 4))
         .column("size", |row| row.case.work.size, right("size", 6))
         .column("pps", |row| figure(row, DeviceRun::rate), right("kpps", 8).unit(1e3).digits(1))
-        .column("gbps", gbps, right("Gbit/s", 7).digits(2))
-        .column(
-            "copies_per_byte",
-            |row| copies(row, row.case.work.size),
-            right("copies", 6).digits(2),
-        );
+        .column("gbps", gbps, right("Gbit/s", 7).digits(2));
     with_costs(layout, &COSTS)
 }

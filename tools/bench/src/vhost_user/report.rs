@@ -22,11 +22,6 @@ pub(super) fn counted_figure<W: Workload>(
     figure(row, |run| count(run).unwrap_or(0.0))
 }
 
-/// Returns the number of copies of each byte of requests or packets that have so many bytes.
-pub(super) fn copies<W: Workload>(row: &Row<W>, bytes: u32) -> Option<f64> {
-    counted_figure(row, |run| run.copied.map(|copied| run.each(copied) / f64::from(bytes)))
-}
-
 /// Returns the rate in terms of that of Ringfence with all memory; `None` if one of both is missing.
 fn ratio<W: Workload>(row: &Row<W>) -> Option<f64> {
     row.runs.first()?.as_ref().ok()?;

@@ -4,9 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, bail};
-use ringfence::demo::{control_connection_in, stats};
-use ringfence_hostnet::runtime_dir::RuntimeDir;
+use anyhow::Context;
 use ringfence_pasta::session_status;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
@@ -14,8 +12,6 @@ use crate::processes::{Server, SocketDirectory, cpu_ns, processes, tree_of};
 
 /// Name of the socket for the shield's status.
 const SHIELD_STATUS: &str = "shield-status";
-/// Maximum number of questions to a session until its process has answered.
-const QUESTIONS_MAX: u32 = 10;
 
 /// Processes of a case, ended on drop: the last one first.
 pub(super) struct Servers {
@@ -83,37 +79,10 @@ impl Servers {
     ///
     /// Returns an error if the shield does not answer.
     pub(super) fn copied_by_shield(&self) -> anyhow::Result<u64> {
-        self.traffic(SHIELD_STATUS, &["bytes_to_backend", "bytes_from_backend"])
-    }
-
-    /// Asks the session with this status socket for the sum of counters of its traffic.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the session does not answer.
-    pub(super) fn traffic(&self, socket: &str, counters: &[&str]) -> anyhow::Result<u64> {
-        for _ in 0..QUESTIONS_MAX {
-            let answer =
-                session_status::ask(&self.socket(socket)).context("asking for a status")?;
-            let status = answer.with_context(|| format!("nobody listens at {socket}"))?;
-            // On a busy computer the process may answer later than its session waits.
-            if status.current {
-                return Ok(counters.iter().filter_map(|name| status.traffic.get(*name)).sum());
-            }
-        }
-        bail!("the process behind {socket} does not answer")
-    }
-
-    /// Asks the driver domain of a switch for the number of bytes that its ports have copied.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the driver domain does not answer.
-    pub(super) fn copied_by_switch(&self, switch: &str) -> anyhow::Result<u64> {
-        // As a session finds its runtime directory.
-        let directory = RuntimeDir::open_at(self.place.file("ringfence"))?;
-        let ports = stats(&control_connection_in(&directory, switch)?)?.ports;
-        Ok(ports.values().filter_map(|counters| counters.get("copied_bytes")).sum())
+        let answer = session_status::ask(&self.socket(SHIELD_STATUS)).context("a shield")?;
+        let traffic = answer.context("a shield without a status")?.traffic;
+        let counts = ["bytes_to_backend", "bytes_from_backend"];
+        Ok(counts.iter().filter_map(|name| traffic.get(*name)).sum())
     }
 
     /// Returns an error with the messages of a process that has ended.
