@@ -5,7 +5,6 @@
 //! Python ── TAP ── testpmd ── virtio-user ── [proxy or shield ──] backend ── its host: a server of HTTP
 //! ```
 
-use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use ringfence_block::storage::testing::Random;
@@ -131,7 +130,7 @@ impl Foreign {
 
 /// Returns `true` if the installed passt has vhost-user, as since January 2025.
 fn has_passt_vhost_user() -> bool {
-    let help = Command::new("passt").arg0("passt").arg("--help").output();
+    let help = Command::new("passt").arg("--help").output();
     help.is_ok_and(|help| {
         [help.stdout, help.stderr]
             .iter()
